@@ -1,0 +1,60 @@
+"""
+SKTformer for Hugging Face transformers.
+
+Importing this package registers the configuration, the models and the tokenizer with the Auto classes, so that
+`AutoModelForMaskedLM.from_pretrained(folder)` and the pipelines know them.
+"""
+
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForMaskedLM,
+    AutoModelForMultipleChoice,
+    AutoModelForQuestionAnswering,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    AutoTokenizer,
+    BertTokenizer,
+)
+
+from .configuration_sktformer import SKTformerConfig
+from .modeling_sktformer import (
+    SKTformerForMaskedLM,
+    SKTformerForMultipleChoice,
+    SKTformerForQuestionAnswering,
+    SKTformerForSequenceClassification,
+    SKTformerForTokenClassification,
+    SKTformerModel,
+    SKTformerPreTrainedModel,
+)
+from .presets import available_presets, load_preset
+
+
+__version__ = "0.1.0"
+
+AutoConfig.register("sktformer", SKTformerConfig)
+AutoTokenizer.register(SKTformerConfig, BertTokenizer)
+SKTformerConfig.register_for_auto_class()
+for _auto_class, _model_class in (
+    (AutoModel, SKTformerModel),
+    (AutoModelForMaskedLM, SKTformerForMaskedLM),
+    (AutoModelForSequenceClassification, SKTformerForSequenceClassification),
+    (AutoModelForTokenClassification, SKTformerForTokenClassification),
+    (AutoModelForQuestionAnswering, SKTformerForQuestionAnswering),
+    (AutoModelForMultipleChoice, SKTformerForMultipleChoice),
+):
+    _auto_class.register(SKTformerConfig, _model_class)
+    _model_class.register_for_auto_class(_auto_class.__name__)
+
+__all__ = [
+    "SKTformerConfig",
+    "SKTformerForMaskedLM",
+    "SKTformerForMultipleChoice",
+    "SKTformerForQuestionAnswering",
+    "SKTformerForSequenceClassification",
+    "SKTformerForTokenClassification",
+    "SKTformerModel",
+    "SKTformerPreTrainedModel",
+    "available_presets",
+    "load_preset",
+]

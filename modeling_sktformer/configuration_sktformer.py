@@ -1,0 +1,191 @@
+"""Configuration of SKTformer."""
+
+import difflib
+from typing import Literal
+
+from huggingface_hub.dataclasses import strict
+from transformers import PreTrainedConfig
+
+
+@strict
+class SKTformerConfig(PreTrainedConfig):
+    r"""
+    Sizes and switches of an SKTformer, the skeleton transformer for long sequences (also published as S3Attention).
+
+    Every field is checked for its type when it is set, and the fields are checked against each other when a
+    configuration is made, saved, or used to build a model. The defaults give the size of BERT base.
+
+    Args:
+        vocab_size (`int`): Number of tokens in the vocabulary.
+        hidden_size (`int`): Width d of the hidden states; divisible by `num_attention_heads` and `num_segments`.
+        num_hidden_layers (`int`): Number of layers.
+        num_attention_heads (`int`): Number of attention heads.
+        intermediate_size (`int`): Width of the feed-forward part.
+        hidden_act (`str`): Activation of the feed-forward part, a name that `transformers` knows.
+        max_position_embeddings (`int`):
+            Longest input N, in tokens. It is also the length of the whole-sequence filter, see
+            [`SKTformerModel.resize_position_embeddings`].
+        type_vocab_size (`int`): Number of token types (sentence A, sentence B).
+        hidden_dropout_prob (`float`): Dropout after the embeddings and at the end of each residual branch.
+        attention_probs_dropout_prob (`float`): Dropout on both attention matrices.
+        smoother_dropout_prob (`float`): Dropout on the smoother's output.
+        classifier_dropout (`float`, *optional*): Dropout before the classifiers; `hidden_dropout_prob` when not given.
+        initializer_range (`float`): Standard deviation of the initial weights.
+        layer_norm_eps (`float`): Epsilon of the layer norms.
+        pad_token_id (`int`, *optional*): Padding token.
+        tie_word_embeddings (`bool`): Whether the masked-LM decoder shares the word embeddings.
+        num_segments (`int`):
+            Segments r that the columns are averaged into before the Fourier transform (Equation 6); divides
+            `hidden_size`.
+        num_landmark_tokens (`int`):
+            Sampled tokens s1 that every token attends to; at most `max_position_embeddings`.
+        num_landmark_features (`int`):
+            Sampled columns s2 per head that every feature attends to; at most the width of a head.
+        landmark_seed (`int`): Seed of the samples, which are drawn once and saved with the weights.
+        conv_kernel_size (`int`): Width of the convolution stem in tokens, odd.
+        smoother_norm (`"batch_norm"` or `"layer_norm"`):
+            Normalisation in the convolution stem: over the batch and the columns at each position (the paper's), or
+            over the columns of each token, which couples no samples.
+        smoother_activation (`str`): Activation in the convolution stem.
+        fourier_initializer_scale (`float`):
+            Multiplies the initial standard deviation of the Fourier filter, 1 / sqrt(hidden_size) per part.
+        use_smoother (`bool`): Off: queries, keys and values are read from the layer norm's output.
+        use_fourier_convolution (`bool`): Off: the convolution stem sees its input alone.
+        use_convolution_stem (`bool`): Off: the smoother returns the sum of the Fourier convolution and its input.
+        use_token_attention (`bool`), use_feature_attention (`bool`):
+            One off: the layer norm of the other alone. Both off is an error.
+        classifier_pooling (`"cls"` or `"mean"`): Sequence heads read the first real token, or the mean of all.
+        sparse_prediction (`bool`):
+            Whether the masked-LM head computes logits at labelled positions only while training; without labels and
+            in evaluation mode logits are always complete.
+
+    Raises:
+        huggingface_hub.errors.StrictDataclassError: for a value of the wrong type or a combination that cannot work.
+        ValueError: for a field name that looks like a misspelling, and for decoder options.
+
+    Example:
+
+    ```python
+    >>> from modeling_sktformer import SKTformerConfig, SKTformerModel
+
+    >>> config = SKTformerConfig(num_hidden_layers=2, max_position_embeddings=4096)
+    >>> model = SKTformerModel(config)
+    ```
+    """
+
+    model_type = "sktformer"
+    base_model_fsdp_plan = {"embeddings": "free_full_weight", "layers.*": "free_full_weight"}
+
+    vocab_size: int = 30522
+    hidden_size: int = 768
+    num_hidden_layers: int = 12
+    num_attention_heads: int = 12
+    intermediate_size: int = 3072
+    hidden_act: str = "gelu"
+    max_position_embeddings: int = 512
+    type_vocab_size: int = 2
+    hidden_dropout_prob: float | int = 0.1
+    attention_probs_dropout_prob: float | int = 0.1
+    smoother_dropout_prob: float | int = 0.1
+    classifier_dropout: float | int | None = None
+    initializer_range: float | int = 0.02
+    layer_norm_eps: float = 1e-5
+    pad_token_id: int | None = 0
+    bos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = None
+    tie_word_embeddings: bool = True
+    num_segments: int = 8
+    num_landmark_tokens: int = 8
+    num_landmark_features: int = 8
+    landmark_seed: int = 0
+    conv_kernel_size: int = 3
+    smoother_norm: Literal["batch_norm", "layer_norm"] = "batch_norm"
+    smoother_activation: str = "relu"
+    fourier_initializer_scale: float | int = 1.0
+    use_smoother: bool = True
+    use_fourier_convolution: bool = True
+    use_convolution_stem: bool = True
+    use_token_attention: bool = True
+    use_feature_attention: bool = True
+    classifier_pooling: Literal["cls", "mean"] = "cls"
+    sparse_prediction: bool = True
+
+    def __post_init__(self, **kwargs):
+        for option in ("is_decoder", "add_cross_attention", "is_encoder_decoder"):
+            if kwargs.get(option):
+                raise ValueError(f"SKTformer is an encoder: `{option}=True` cannot be had; leave the option out.")
+        # `PreTrainedConfig` keeps unknown keys as attributes, so a misspelt size would be ignored without a word.
+        for key in kwargs:
+            similar = difflib.get_close_matches(key, type(self).__dataclass_fields__, n=1, cutoff=0.85)
+            if similar and not hasattr(PreTrainedConfig, key):
+                raise ValueError(f"SKTformerConfig has no field `{key}`; did you mean `{similar[0]}`?")
+        super().__post_init__(**kwargs)
+
+    @property
+    def head_dim(self) -> int:
+        """Width of an attention head."""
+        return self.hidden_size // self.num_attention_heads
+
+    def validate_sizes(self):
+        """Check that every size is positive and every probability lies in [0, 1)."""
+        for name in (
+            "vocab_size",
+            "hidden_size",
+            "num_hidden_layers",
+            "num_attention_heads",
+            "intermediate_size",
+            "max_position_embeddings",
+            "type_vocab_size",
+            "num_segments",
+            "num_landmark_tokens",
+            "num_landmark_features",
+            "conv_kernel_size",
+        ):
+            if getattr(self, name) < 1:
+                raise ValueError(f"`{name}` must be at least 1, got {getattr(self, name)}.")
+        for name in (
+            "hidden_dropout_prob",
+            "attention_probs_dropout_prob",
+            "smoother_dropout_prob",
+            "classifier_dropout",
+        ):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < 1:
+                raise ValueError(f"`{name}` must be at least 0 and below 1, got {value}.")
+        if self.fourier_initializer_scale < 0:
+            raise ValueError(f"`fourier_initializer_scale` must not be negative, got {self.fourier_initializer_scale}.")
+
+    def validate_divisibility(self):
+        """Check that heads and segments divide the width."""
+        for name in ("num_attention_heads", "num_segments"):
+            divisor = getattr(self, name)
+            if divisor > 0 and self.hidden_size % divisor:
+                raise ValueError(
+                    f"`hidden_size` ({self.hidden_size}) is not divisible by `{name}` ({divisor}); choose another one."
+                )
+
+    def validate_landmarks(self):
+        """Check that no more landmarks are asked for than there are positions and columns to draw from."""
+        if self.num_landmark_tokens > self.max_position_embeddings:
+            raise ValueError(
+                f"`num_landmark_tokens` ({self.num_landmark_tokens}) is larger than `max_position_embeddings` "
+                f"({self.max_position_embeddings}): there are not as many positions to sample."
+            )
+        if self.num_attention_heads > 0 and self.num_landmark_features > self.head_dim:
+            raise ValueError(
+                f"`num_landmark_features` ({self.num_landmark_features}) is larger than the width of a head "
+                f"({self.head_dim} = hidden_size / num_attention_heads): there are not as many columns to sample."
+            )
+
+    def validate_switches(self):
+        """Check the kernel width and that some attention is left."""
+        if self.conv_kernel_size % 2 == 0:
+            raise ValueError(f"`conv_kernel_size` must be odd, got {self.conv_kernel_size}.")
+        if not (self.use_token_attention or self.use_feature_attention):
+            raise ValueError(
+                "`use_token_attention` and `use_feature_attention` are both off, which leaves no attention; "
+                "switch at least one of them on."
+            )
+
+
+__all__ = ["SKTformerConfig"]

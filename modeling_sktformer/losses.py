@@ -1,0 +1,89 @@
+"""Losses of the heads. They keep float64, and count what they average over once over all accumulated batches."""
+
+import torch
+from torch import nn
+
+
+IGNORE_INDEX = -100
+
+
+def cross_entropy(
+    logits: torch.Tensor, labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | None = None
+) -> torch.Tensor:
+    """
+    Mean cross entropy over the labels that are not -100, in float32 at least; zero if there are none.
+
+    Args:
+        logits (`torch.Tensor` of shape `(num_items, num_classes)`):
+            Scores before the softmax.
+        labels (`torch.LongTensor` of shape `(num_items,)`):
+            Classes, -100 where there is nothing to learn.
+        num_items_in_batch (`torch.Tensor` or `int`, *optional*):
+            What to divide the sum by, as `Trainer` gives it with gradient accumulation. By default the number of
+            labels here.
+
+    Returns:
+        `torch.Tensor`: a scalar.
+    """
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    labels = labels.to(logits.device)
+    total = nn.functional.cross_entropy(logits, labels, ignore_index=IGNORE_INDEX, reduction="sum")
+    return _mean(total, (labels != IGNORE_INDEX).sum(), num_items_in_batch)
+
+
+def classification_loss(
+    logits: torch.Tensor,
+    labels: torch.Tensor,
+    problem_type: str | None,
+    num_items_in_batch: torch.Tensor | int | None = None,
+) -> torch.Tensor:
+    """
+    Loss of a sequence classifier.
+
+    Args:
+        logits (`torch.Tensor` of shape `(batch_size, num_labels)`):
+            Scores.
+        labels (`torch.Tensor`):
+            Classes `(batch_size,)`, or targets of the shape of `logits` (one column may be left out).
+        problem_type (`str`, *optional*):
+            `"regression"` (mean squared error), `"single_label_classification"` (cross entropy) or
+            `"multi_label_classification"` (binary cross entropy). By default regression for one label, single-label
+            for integer labels, multi-label for others.
+        num_items_in_batch (`torch.Tensor` or `int`, *optional*):
+            What to divide the sum by, see [`cross_entropy`].
+
+    Returns:
+        `torch.Tensor`: a scalar.
+
+    Raises:
+        ValueError: if the labels do not fit the logits.
+    """
+    num_labels = logits.shape[-1]
+    if problem_type is None:
+        if num_labels == 1:
+            problem_type = "regression"
+        elif labels.is_floating_point():
+            problem_type = "multi_label_classification"
+        else:
+            problem_type = "single_label_classification"
+    if problem_type == "single_label_classification":
+        return cross_entropy(logits, labels.view(-1), num_items_in_batch)
+    if labels.numel() != logits.numel():
+        raise ValueError(
+            f"labels of shape {tuple(labels.shape)} do not fit logits of shape {tuple(logits.shape)} in a "
+            f'{problem_type} problem; set `config.problem_type="single_label_classification"` for class indices.'
+        )
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    targets = labels.to(logits.device, logits.dtype).view_as(logits)
+    if problem_type == "regression":
+        total = nn.functional.mse_loss(logits, targets, reduction="sum")
+    else:
+        total = nn.functional.binary_cross_entropy_with_logits(logits, targets, reduction="sum")
+    return _mean(total, torch.tensor(logits.numel()), num_items_in_batch)
+
+
+def _mean(
+    total: torch.Tensor, num_items: torch.Tensor, num_items_in_batch: torch.Tensor | int | None
+) -> torch.Tensor:
+    divisor = num_items if num_items_in_batch is None else torch.as_tensor(num_items_in_batch)
+    return total / divisor.to(total.device).clamp(min=1)

@@ -1,0 +1,781 @@
+"""
+SKTformer: an encoder with skeleton attention and a smoother, linear in the length of the sequence.
+
+"SKTformer: A Skeleton Transformer for Long Sequence Data", also published as "S3Attention: Improving Long Sequence
+Attention with Smoothed Skeleton Sketching". The equations live in `smoothing.py` and `attention.py`; this file puts
+them together.
+
+Letters in shapes: B batch, S tokens, d hidden size, H heads, k landmark tokens.
+"""
+
+import copy
+import os
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+from transformers import initialization as init
+from transformers.activations import ACT2FN
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_outputs import (
+    BaseModelOutput,
+    MaskedLMOutput,
+    MultipleChoiceModelOutput,
+    QuestionAnsweringModelOutput,
+    SequenceClassifierOutput,
+    TokenClassifierOutput,
+)
+from transformers.processing_utils import Unpack
+from transformers.pytorch_utils import apply_chunking_to_forward
+from transformers.utils import TransformersKwargs
+from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
+from transformers.utils.output_capturing import OutputRecorder, capture_outputs
+
+from .attention import SkeletonAttention, draw_permutation, resize_order
+from .configuration_sktformer import SKTformerConfig
+from .losses import IGNORE_INDEX, classification_loss, cross_entropy
+from .smoothing import FourierConvolution, PositionBatchNorm, Smoother, tile_positions
+
+
+AUTO_MAP = {
+    "AutoConfig": "configuration_sktformer.SKTformerConfig",
+    "AutoModel": "modeling_sktformer.SKTformerModel",
+    "AutoModelForMaskedLM": "modeling_sktformer.SKTformerForMaskedLM",
+    "AutoModelForSequenceClassification": "modeling_sktformer.SKTformerForSequenceClassification",
+    "AutoModelForTokenClassification": "modeling_sktformer.SKTformerForTokenClassification",
+    "AutoModelForQuestionAnswering": "modeling_sktformer.SKTformerForQuestionAnswering",
+    "AutoModelForMultipleChoice": "modeling_sktformer.SKTformerForMultipleChoice",
+}
+
+
+class SKTformerEmbeddings(nn.Module):
+    """Sum of word, position and token type embeddings, normalised: BERT's."""
+
+    def __init__(self, config: SKTformerConfig):
+        super().__init__()
+        self.word_embeddings = nn.Embedding(config.vocab_size, config.hidden_size, padding_idx=config.pad_token_id)
+        self.position_embeddings = nn.Embedding(config.max_position_embeddings, config.hidden_size)
+        self.token_type_embeddings = nn.Embedding(config.type_vocab_size, config.hidden_size)
+        self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+
+    def forward(
+        self,
+        input_ids: torch.Tensor | None,
+        token_type_ids: torch.Tensor | None,
+        position_ids: torch.Tensor | None,
+        inputs_embeds: torch.Tensor | None,
+    ) -> torch.Tensor:
+        if inputs_embeds is None:
+            inputs_embeds = self.word_embeddings(input_ids)
+        length, device = inputs_embeds.shape[1], inputs_embeds.device
+        if position_ids is None:
+            position_ids = torch.arange(length, device=device).unsqueeze(0)
+        if token_type_ids is None:
+            token_type_ids = torch.zeros(1, 1, dtype=torch.long, device=device)
+        embeddings = inputs_embeds + self.position_embeddings(position_ids)
+        embeddings = embeddings + self.token_type_embeddings(token_type_ids)
+        return self.dropout(self.norm(embeddings))
+
+
+class SKTformerMLP(nn.Module):
+    """The feed-forward part: linear, activation, linear."""
+
+    def __init__(self, config: SKTformerConfig):
+        super().__init__()
+        self.chunk_size = config.chunk_size_feed_forward
+        self.intermediate = nn.Linear(config.hidden_size, config.intermediate_size)
+        self.activation = ACT2FN[config.hidden_act]
+        self.output = nn.Linear(config.intermediate_size, config.hidden_size)
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return apply_chunking_to_forward(self._forward_chunk, self.chunk_size, 1, hidden_states)
+
+    def _forward_chunk(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return self.output(self.activation(self.intermediate(hidden_states)))
+
+
+class SKTformerLayer(GradientCheckpointingLayer):
+    """
+    One layer, normalised before each part.
+
+        x <- x + dropout(attention(smoother(LN_1(x))))
+        x <- x + dropout(MLP(LN_2(x)))
+    """
+
+    def __init__(self, config: SKTformerConfig, layer_idx: int):
+        super().__init__()
+        self.attention_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.smoother = Smoother(config) if config.use_smoother else None
+        self.attention = SkeletonAttention(config, layer_idx)
+        self.mlp_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.mlp = SKTformerMLP(config)
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+
+    def forward(self, hidden_states: torch.Tensor, token_mask: torch.Tensor | None) -> torch.Tensor:
+        attention_input = self.attention_norm(hidden_states)
+        if self.smoother is not None:
+            attention_input = self.smoother(attention_input, token_mask)
+        attention_output, _ = self.attention(attention_input, token_mask)
+        hidden_states = hidden_states + self.dropout(attention_output)
+        return hidden_states + self.dropout(self.mlp(self.mlp_norm(hidden_states)))
+
+
+class SKTformerPreTrainedModel(PreTrainedModel):
+    """Initialisation, saving with code, and lengthening, which all SKTformer models share."""
+
+    config: SKTformerConfig
+    config_class = SKTformerConfig
+    base_model_prefix = "sktformer"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["SKTformerEmbeddings", "SKTformerLayer"]
+    _can_compile_fullgraph = True
+    _can_record_outputs = {
+        "hidden_states": SKTformerLayer,
+        "attentions": OutputRecorder(SkeletonAttention, index=1),
+    }
+    # Running statistics are sums of many small steps, which half precision loses.
+    _keep_in_fp32_modules_strict = ["running_mean", "running_var"]
+
+    def __init__(self, config: SKTformerConfig, *inputs, **kwargs):
+        # Fields changed after the configuration was made, as `from_pretrained(..., field=value)` does, are only
+        # checked one by one.
+        config.validate()
+        super().__init__(config, *inputs, **kwargs)
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        if isinstance(module, FourierConvolution):
+            # The listing's Kaiming initialisation, whose fan-in makes it 1 / sqrt(d) for the real and imaginary part.
+            std = self.config.fourier_initializer_scale * self.config.hidden_size**-0.5
+            init.normal_(module.filter, mean=0.0, std=std)
+        elif isinstance(module, PositionBatchNorm):
+            init.ones_(module.weight)
+            init.zeros_(module.bias)
+            init.zeros_(module.running_mean)
+            init.ones_(module.running_var)
+        elif isinstance(module, SkeletonAttention):
+            for name in ("landmark_order", "landmark_features"):
+                order = getattr(module, name, None)
+                if order is not None:
+                    drawn = draw_permutation(order.numel(), self.config.landmark_seed, module.layer_idx, name)
+                    init.copy_(order, drawn)
+
+    def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
+        """
+        Return `"eager"`, the only implementation there is: skeleton attention is no softmax over all tokens, so no
+        fused kernel computes it.
+
+        Raises:
+            ValueError: if another implementation is requested.
+        """
+        if requested_attention not in (None, "eager"):
+            raise ValueError(
+                f'SKTformer has no `attn_implementation="{requested_attention}"`: its attention is not a softmax over '
+                'all tokens, which is what that computes. Use "eager" or leave the argument out.'
+            )
+        return "eager"
+
+    def set_attn_implementation(self, attn_implementation: str | dict, *args, **kwargs) -> None:
+        """Accept `"eager"`; anything else is an error, see [`get_correct_attn_implementation`]."""
+        if isinstance(attn_implementation, dict):
+            attn_implementation = attn_implementation.get("", "eager")
+        self.get_correct_attn_implementation(attn_implementation)
+
+    def save_pretrained(self, save_directory: str | os.PathLike, *args, **kwargs):
+        """
+        Save weights, configuration and the model's code.
+
+        The checkpoint names a class for every Auto class, so that it loads with any head where this package is not
+        installed (`trust_remote_code=True`). Arguments as in `PreTrainedModel.save_pretrained`.
+        """
+        if self._auto_class is not None:
+            self.config.auto_map = dict(AUTO_MAP)
+        return super().save_pretrained(save_directory, *args, **kwargs)
+
+    def get_position_embeddings(self) -> nn.Embedding:
+        """The position embeddings, `(max_position_embeddings, hidden_size)`."""
+        return self.base_model.embeddings.position_embeddings
+
+    @torch.no_grad()
+    def resize_position_embeddings(self, new_num_position_embeddings: int) -> None:
+        """
+        Lengthen or shorten the model in place.
+
+        Inputs of at most half the smaller length keep their outputs (up to rounding): filters keep their lags
+        ([`~smoothing.resize_filter`]), position embeddings and batch norm keep their trained positions, and the
+        permutation of the positions keeps its order ([`~attention.resize_order`]). Longer inputs change: they reach
+        around the old circle, which the new one does not close at the same place.
+
+        Position embeddings and batch norm of new positions repeat the trained ones from the start.
+
+        Args:
+            new_num_position_embeddings (`int`):
+                The longest input wanted, in tokens.
+
+        Raises:
+            huggingface_hub.errors.StrictDataclassError: if the configuration does not allow that length, for instance
+                because it is smaller than `num_landmark_tokens`.
+        """
+        resized_config = copy.deepcopy(self.config)
+        resized_config.max_position_embeddings = new_num_position_embeddings
+        resized_config.validate()
+        for module in self.modules():
+            if isinstance(module, (FourierConvolution, PositionBatchNorm)):
+                module.resize(new_num_position_embeddings)
+            elif isinstance(module, SkeletonAttention) and module.use_token_attention:
+                drawn = draw_permutation(
+                    new_num_position_embeddings, self.config.landmark_seed, module.layer_idx, "landmark_order"
+                )
+                module.landmark_order = resize_order(module.landmark_order, new_num_position_embeddings, drawn)
+        embeddings = self.get_position_embeddings()
+        embeddings.weight = nn.Parameter(
+            tile_positions(embeddings.weight, new_num_position_embeddings),
+            requires_grad=embeddings.weight.requires_grad,
+        )
+        embeddings.num_embeddings = new_num_position_embeddings
+        self.config.max_position_embeddings = new_num_position_embeddings
+
+
+class SKTformerModel(SKTformerPreTrainedModel):
+    """
+    The encoder: embeddings, layers and a last layer norm.
+
+    A sequence is its real tokens. They are moved to the front, in their order, before the stack, and what comes out
+    goes back to their places. So padding on the left, on the right or in between is the same to the model and changes
+    no output at a real token; outputs at padding have no meaning.
+
+    Args:
+        config ([`SKTformerConfig`]): Sizes and switches.
+
+    Raises:
+        huggingface_hub.errors.StrictDataclassError: if the fields of the configuration do not fit together.
+    """
+
+    def __init__(self, config: SKTformerConfig):
+        super().__init__(config)
+        self.embeddings = SKTformerEmbeddings(config)
+        self.layers = nn.ModuleList(
+            [SKTformerLayer(config, layer_idx) for layer_idx in range(config.num_hidden_layers)]
+        )
+        self.final_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        return self.embeddings.word_embeddings
+
+    def set_input_embeddings(self, value: nn.Embedding) -> None:
+        self.embeddings.word_embeddings = value
+
+    @merge_with_config_defaults
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> BaseModelOutput:
+        """
+        Encode a batch of sequences.
+
+        Args:
+            input_ids (`torch.LongTensor` of shape `(batch_size, sequence_length)`, *optional*):
+                Tokens; any length from 1 to `max_position_embeddings`.
+            attention_mask (`torch.Tensor` of shape `(batch_size, sequence_length)`, *optional*):
+                1 for tokens to keep, 0 for padding, wherever it stands. By default every token is kept.
+            token_type_ids (`torch.LongTensor` of shape `(batch_size, sequence_length)`, *optional*):
+                0 for sentence A, 1 for sentence B.
+            position_ids (`torch.LongTensor` of shape `(batch_size or 1, sequence_length)`, *optional*):
+                Which position embedding each token gets. By default its rank among the real tokens.
+            inputs_embeds (`torch.Tensor` of shape `(batch_size, sequence_length, hidden_size)`, *optional*):
+                Embedded tokens instead of `input_ids`.
+            output_hidden_states, output_attentions (`bool`, *optional*):
+                Also return every layer's hidden states; the token branch's attention matrices, each of shape
+                `(batch_size, num_heads, sequence_length, num_landmarks)` with the landmarks in sampled order.
+            return_dict (`bool`, *optional*):
+                Whether to return an output object (the default) or a tuple.
+
+        Returns:
+            `BaseModelOutput` with `last_hidden_state` of shape `(batch_size, sequence_length, hidden_size)`.
+
+        Raises:
+            ValueError: if not exactly one of `input_ids` and `inputs_embeds` is given, if the input is longer than
+                `max_position_embeddings`, or if the mask is not a two-dimensional one of the input's shape.
+        """
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("Give exactly one of `input_ids` and `inputs_embeds`.")
+        inputs = input_ids if inputs_embeds is None else inputs_embeds
+        self._check_inputs(inputs.shape[:2], attention_mask)
+
+        places = _TokenPlaces.from_mask(attention_mask)
+        if places is not None:
+            input_ids = places.to_front(input_ids)
+            token_type_ids = places.to_front(token_type_ids)
+            position_ids = places.to_front(position_ids)
+            inputs_embeds = places.to_front(inputs_embeds)
+
+        hidden_states = self.embeddings(input_ids, token_type_ids, position_ids, inputs_embeds)
+        outputs = self._encode(hidden_states, None if places is None else places.token_mask, **kwargs)
+
+        if places is not None:
+            outputs.last_hidden_state = places.restore(outputs.last_hidden_state)
+            for name, dim in (("hidden_states", 1), ("attentions", 2)):
+                captured = outputs.get(name)
+                if captured is not None and not places.in_place():
+                    outputs[name] = tuple(None if states is None else places.restore(states, dim) for states in captured)
+        return outputs
+
+    @capture_outputs
+    def _encode(
+        self, hidden_states: torch.Tensor, token_mask: torch.Tensor | None, **kwargs: Unpack[TransformersKwargs]
+    ) -> BaseModelOutput:
+        """Run the stack on sequences whose real tokens stand in front."""
+        for layer in self.layers:
+            hidden_states = layer(hidden_states, token_mask)
+        return BaseModelOutput(last_hidden_state=self.final_norm(hidden_states))
+
+    def _check_inputs(self, shape: torch.Size, attention_mask: torch.Tensor | None) -> None:
+        length, longest = shape[1], self.config.max_position_embeddings
+        if length > longest:
+            raise ValueError(
+                f"The input has {length} tokens, this model takes at most max_position_embeddings={longest}. Truncate "
+                f"it (`tokenizer(..., truncation=True, max_length={longest})`) or lengthen the model "
+                f"(`model.resize_position_embeddings({length})`)."
+            )
+        if attention_mask is not None and attention_mask.shape != shape:
+            raise ValueError(
+                f"`attention_mask` has shape {tuple(attention_mask.shape)}, expected {tuple(shape)}: 1 for tokens to "
+                "keep and 0 for padding. Masks of pairs of tokens (3 or 4 dimensions) have no meaning here, where "
+                "tokens attend to sampled ones."
+            )
+
+
+class _TokenPlaces:
+    """Where each sequence's real tokens stand, and how to bring them to the front and back."""
+
+    def __init__(self, mask: torch.Tensor):
+        num_tokens = mask.sum(dim=-1, keepdim=True)
+        positions = torch.arange(mask.shape[1], device=mask.device).expand_as(mask)
+        # Real tokens keep their order, and so does the padding behind them.
+        self.ranks = torch.where(mask, mask.cumsum(dim=-1) - 1, num_tokens + (~mask).cumsum(dim=-1) - 1)
+        self.places = torch.empty_like(self.ranks).scatter(1, self.ranks, positions)
+        self.token_mask = positions < num_tokens
+
+    @classmethod
+    def from_mask(cls, attention_mask: torch.Tensor | None) -> "_TokenPlaces | None":
+        """Read a mask; `None` if it keeps every token and that can be known without waiting for a device."""
+        if attention_mask is None:
+            return None
+        mask = attention_mask.bool()
+        if mask.device.type == "cpu" and not torch.compiler.is_compiling() and bool(mask.all()):
+            return None
+        return cls(mask)
+
+    def to_front(self, values: torch.Tensor | None) -> torch.Tensor | None:
+        """Bring `(batch_size or 1, sequence_length, ...)` into the order of the ranks."""
+        if values is None:
+            return None
+        return _gather(values.expand(self.places.shape[0], *values.shape[1:]), self.places, 1)
+
+    def restore(self, values: torch.Tensor, dim: int = 1) -> torch.Tensor:
+        """Bring values whose axis `dim` is in the order of the ranks back to the input's order."""
+        return _gather(values, self.ranks, dim)
+
+    def in_place(self) -> bool:
+        """Whether all padding is on the right, so that nothing moves. Waits for the device."""
+        return torch.equal(self.token_mask, self.token_mask.gather(1, self.ranks))
+
+
+def _gather(values: torch.Tensor, index: torch.Tensor, dim: int) -> torch.Tensor:
+    """Select along `dim` with an index `(batch_size, sequence_length)` that is the same for all other axes."""
+    shape = [1] * values.dim()
+    shape[0], shape[dim] = index.shape
+    size = list(values.shape)
+    size[dim] = index.shape[1]
+    return values.gather(dim, index.view(shape).expand(size))
+
+
+class SKTformerPredictionHead(nn.Module):
+    """Transforms hidden states for the masked-LM decoder: linear, activation, layer norm."""
+
+    def __init__(self, config: SKTformerConfig):
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.activation = ACT2FN[config.hidden_act]
+        self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return self.norm(self.activation(self.dense(hidden_states)))
+
+
+class SKTformerForMaskedLM(SKTformerPreTrainedModel):
+    """
+    SKTformer with a masked language modelling head.
+
+    Args:
+        config ([`SKTformerConfig`]): Sizes and switches.
+    """
+
+    _tied_weights_keys = {"decoder.weight": "sktformer.embeddings.word_embeddings.weight"}
+
+    def __init__(self, config: SKTformerConfig):
+        super().__init__(config)
+        self.sktformer = SKTformerModel(config)
+        self.head = SKTformerPredictionHead(config)
+        self.decoder = nn.Linear(config.hidden_size, config.vocab_size)
+        self.post_init()
+
+    def get_output_embeddings(self) -> nn.Linear:
+        return self.decoder
+
+    def set_output_embeddings(self, new_embeddings: nn.Linear) -> None:
+        self.decoder = new_embeddings
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> MaskedLMOutput:
+        """
+        Predict masked tokens. Inputs as in [`SKTformerModel.forward`].
+
+        Args:
+            labels (`torch.LongTensor` of shape `(batch_size, sequence_length)`, *optional*):
+                The tokens to predict, -100 where there is nothing to predict.
+
+        Returns:
+            `MaskedLMOutput` with `logits` of shape `(batch_size, sequence_length, vocab_size)`; in training with
+            labels and `config.sparse_prediction` of shape `(num_labelled_tokens, vocab_size)`.
+        """
+        outputs = self.sktformer(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            token_type_ids=token_type_ids,
+            position_ids=position_ids,
+            inputs_embeds=inputs_embeds,
+            return_dict=True,
+            **kwargs,
+        )
+        hidden_states = outputs.last_hidden_state
+        if labels is not None and self.training and self.config.sparse_prediction:
+            labelled = labels != IGNORE_INDEX
+            hidden_states, labels = hidden_states[labelled], labels[labelled]
+        logits = self.decoder(self.head(hidden_states))
+        loss = None
+        if labels is not None:
+            loss = cross_entropy(logits.flatten(0, -2), labels.flatten(), kwargs.get("num_items_in_batch"))
+        return MaskedLMOutput(
+            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
+        )
+
+
+class SKTformerPooler(nn.Module):
+    """
+    One vector for a sequence: its first real token or the mean of all (`classifier_pooling`), linear, tanh, dropout.
+    """
+
+    def __init__(self, config: SKTformerConfig):
+        super().__init__()
+        self.pooling = config.classifier_pooling
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.dropout = _build_classifier_dropout(config)
+
+    def forward(self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
+        pooled = pool_tokens(hidden_states, attention_mask, self.pooling)
+        return self.dropout(torch.tanh(self.dense(pooled)))
+
+
+def pool_tokens(hidden_states: torch.Tensor, attention_mask: torch.Tensor | None, pooling: str) -> torch.Tensor:
+    """
+    Pool hidden states over real tokens, wherever the padding stands.
+
+    Args:
+        hidden_states (`torch.Tensor` of shape `(batch_size, sequence_length, hidden_size)`): Hidden states.
+        attention_mask (`torch.Tensor` of shape `(batch_size, sequence_length)`, *optional*): 1 for real tokens.
+        pooling (`str`): `"cls"` for the first real token, `"mean"` for the mean of all.
+
+    Returns:
+        `torch.Tensor` of shape `(batch_size, hidden_size)`; zero for the mean of no token.
+    """
+    if pooling == "mean":
+        if attention_mask is None:
+            return hidden_states.mean(dim=1)
+        mask = attention_mask.bool().unsqueeze(-1)
+        return (hidden_states * mask).sum(dim=1) / mask.sum(dim=1).clamp(min=1)
+    if attention_mask is None:
+        return hidden_states[:, 0]
+    first = attention_mask.bool().int().argmax(dim=1, keepdim=True)
+    return _gather(hidden_states, first, 1).squeeze(1)
+
+
+def _build_classifier_dropout(config: SKTformerConfig) -> nn.Dropout:
+    given = config.classifier_dropout
+    return nn.Dropout(config.hidden_dropout_prob if given is None else given)
+
+
+class SKTformerForSequenceClassification(SKTformerPreTrainedModel):
+    """
+    SKTformer with a sequence classification or regression head.
+
+    Args:
+        config ([`SKTformerConfig`]): Sizes and switches; `num_labels`, `problem_type`, `classifier_pooling`.
+    """
+
+    def __init__(self, config: SKTformerConfig):
+        super().__init__(config)
+        self.num_labels = config.num_labels
+        self.sktformer = SKTformerModel(config)
+        self.pooler = SKTformerPooler(config)
+        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> SequenceClassifierOutput:
+        """
+        Classify sequences. Inputs as in [`SKTformerModel.forward`].
+
+        Args:
+            labels (`torch.Tensor` of shape `(batch_size,)` or `(batch_size, num_labels)`, *optional*):
+                Classes or targets, see `config.problem_type`: one label is regression (mean squared error), integer
+                labels are classes (cross entropy), others a multi-label problem (binary cross entropy).
+
+        Returns:
+            `SequenceClassifierOutput` with `logits` of shape `(batch_size, num_labels)`.
+
+        Raises:
+            ValueError: if the labels do not fit the logits.
+        """
+        outputs = self.sktformer(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            token_type_ids=token_type_ids,
+            position_ids=position_ids,
+            inputs_embeds=inputs_embeds,
+            return_dict=True,
+            **kwargs,
+        )
+        logits = self.classifier(self.pooler(outputs.last_hidden_state, attention_mask))
+        loss = None
+        if labels is not None:
+            problem_type = self.config.problem_type
+            loss = classification_loss(logits, labels, problem_type, kwargs.get("num_items_in_batch"))
+        return SequenceClassifierOutput(
+            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
+        )
+
+
+class SKTformerForTokenClassification(SKTformerPreTrainedModel):
+    """
+    SKTformer with a token classification head.
+
+    Args:
+        config ([`SKTformerConfig`]): Sizes and switches; `num_labels`.
+    """
+
+    def __init__(self, config: SKTformerConfig):
+        super().__init__(config)
+        self.num_labels = config.num_labels
+        self.sktformer = SKTformerModel(config)
+        self.dropout = _build_classifier_dropout(config)
+        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> TokenClassifierOutput:
+        """
+        Classify tokens. Inputs as in [`SKTformerModel.forward`].
+
+        Args:
+            labels (`torch.LongTensor` of shape `(batch_size, sequence_length)`, *optional*):
+                Classes, -100 where there is nothing to learn.
+
+        Returns:
+            `TokenClassifierOutput` with `logits` of shape `(batch_size, sequence_length, num_labels)`.
+        """
+        outputs = self.sktformer(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            token_type_ids=token_type_ids,
+            position_ids=position_ids,
+            inputs_embeds=inputs_embeds,
+            return_dict=True,
+            **kwargs,
+        )
+        logits = self.classifier(self.dropout(outputs.last_hidden_state))
+        loss = None
+        if labels is not None:
+            loss = cross_entropy(logits.flatten(0, 1), labels.flatten(), kwargs.get("num_items_in_batch"))
+        return TokenClassifierOutput(
+            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
+        )
+
+
+class SKTformerForQuestionAnswering(SKTformerPreTrainedModel):
+    """
+    SKTformer with a span head: where an answer starts and ends. It never points at padding.
+
+    Args:
+        config ([`SKTformerConfig`]): Sizes and switches.
+    """
+
+    def __init__(self, config: SKTformerConfig):
+        super().__init__(config)
+        self.sktformer = SKTformerModel(config)
+        self.dropout = _build_classifier_dropout(config)
+        self.qa_outputs = nn.Linear(config.hidden_size, 2)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        start_positions: torch.Tensor | None = None,
+        end_positions: torch.Tensor | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> QuestionAnsweringModelOutput:
+        """
+        Point at answers. Inputs as in [`SKTformerModel.forward`].
+
+        Args:
+            start_positions, end_positions (`torch.LongTensor` of shape `(batch_size,)`, *optional*):
+                First and last token of the answer; a position outside the input is not counted in the loss.
+
+        Returns:
+            `QuestionAnsweringModelOutput` with `start_logits` and `end_logits` of shape
+            `(batch_size, sequence_length)`, the lowest finite value at padding.
+        """
+        outputs = self.sktformer(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            token_type_ids=token_type_ids,
+            position_ids=position_ids,
+            inputs_embeds=inputs_embeds,
+            return_dict=True,
+            **kwargs,
+        )
+        logits = self.qa_outputs(self.dropout(outputs.last_hidden_state))
+        if attention_mask is not None:
+            logits = logits.masked_fill(~attention_mask.bool().unsqueeze(-1), torch.finfo(logits.dtype).min)
+        start_logits, end_logits = logits.unbind(dim=-1)
+        loss = None
+        if start_positions is not None and end_positions is not None:
+            start_loss = cross_entropy(start_logits, _ignore_outside(start_positions, start_logits.shape[1]))
+            end_loss = cross_entropy(end_logits, _ignore_outside(end_positions, end_logits.shape[1]))
+            loss = (start_loss + end_loss) / 2
+        return QuestionAnsweringModelOutput(
+            loss=loss,
+            start_logits=start_logits.contiguous(),
+            end_logits=end_logits.contiguous(),
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+        )
+
+
+def _ignore_outside(positions: torch.Tensor, length: int) -> torch.Tensor:
+    positions = positions.flatten()
+    return positions.masked_fill((positions < 0) | (positions >= length), IGNORE_INDEX)
+
+
+class SKTformerForMultipleChoice(SKTformerPreTrainedModel):
+    """
+    SKTformer with a multiple choice head: scores each choice, a softmax picks one.
+
+    Args:
+        config ([`SKTformerConfig`]): Sizes and switches; `classifier_pooling`.
+    """
+
+    def __init__(self, config: SKTformerConfig):
+        super().__init__(config)
+        self.sktformer = SKTformerModel(config)
+        self.pooler = SKTformerPooler(config)
+        self.classifier = nn.Linear(config.hidden_size, 1)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> MultipleChoiceModelOutput:
+        """
+        Choose between candidates. Inputs as in [`SKTformerModel.forward`] with an axis of choices after the batch:
+        `(batch_size, num_choices, sequence_length)`.
+
+        Args:
+            labels (`torch.LongTensor` of shape `(batch_size,)`, *optional*):
+                Index of the right choice.
+
+        Returns:
+            `MultipleChoiceModelOutput` with `logits` of shape `(batch_size, num_choices)`.
+        """
+        num_choices = (input_ids if inputs_embeds is None else inputs_embeds).shape[1]
+        input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds = (
+            None if values is None else values.flatten(0, 1)
+            for values in (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        )
+        outputs = self.sktformer(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            token_type_ids=token_type_ids,
+            position_ids=position_ids,
+            inputs_embeds=inputs_embeds,
+            return_dict=True,
+            **kwargs,
+        )
+        scores = self.classifier(self.pooler(outputs.last_hidden_state, attention_mask))
+        logits = scores.view(-1, num_choices)
+        loss = None
+        if labels is not None:
+            loss = cross_entropy(logits, labels, kwargs.get("num_items_in_batch"))
+        return MultipleChoiceModelOutput(
+            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
+        )
+
+
+__all__ = [
+    "SKTformerForMaskedLM",
+    "SKTformerForMultipleChoice",
+    "SKTformerForQuestionAnswering",
+    "SKTformerForSequenceClassification",
+    "SKTformerForTokenClassification",
+    "SKTformerModel",
+    "SKTformerPreTrainedModel",
+]

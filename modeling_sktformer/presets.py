@@ -1,0 +1,51 @@
+"""The published sizes, `sktformer-base` down to `sktformer-tiny`, by name."""
+
+from importlib import resources
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Any
+
+from .configuration_sktformer import SKTformerConfig
+
+
+def available_presets() -> list[str]:
+    """Names of the presets that come with the package."""
+    return sorted(Path(entry.name).stem for entry in _preset_folder().iterdir() if entry.name.endswith(".json"))
+
+
+def load_preset(name: str, **overrides: Any) -> SKTformerConfig:
+    """
+    Make the configuration of a preset.
+
+    Args:
+        name (`str`):
+            One of [`available_presets`].
+        overrides:
+            Fields of [`SKTformerConfig`] to set to other values.
+
+    Returns:
+        [`SKTformerConfig`]
+
+    Raises:
+        ValueError: if there is no such preset.
+    """
+    if name not in available_presets():
+        raise ValueError(f"There is no preset `{name}`; the presets are {', '.join(available_presets())}.")
+    with resources.as_file(_preset_folder() / f"{name}.json") as path:
+        return SKTformerConfig.from_json_file(str(path)) if not overrides else _overridden(path, overrides)
+
+
+def _overridden(path: Path, overrides: dict[str, Any]) -> SKTformerConfig:
+    values = SKTformerConfig.from_json_file(str(path)).to_diff_dict()
+    values.pop("model_type", None)
+    return SKTformerConfig(**{**values, **overrides})
+
+
+def _preset_folder() -> Traversable:
+    # An installed package carries the folder as `modeling_sktformer/preset_files`; in a source tree, where the files
+    # are edited, it stands beside the package.
+    installed = resources.files(__package__) / "preset_files"
+    return installed if installed.is_dir() else Path(__file__).parent.parent / "configuration" / "models"
+
+
+__all__ = ["available_presets", "load_preset"]

@@ -1,0 +1,158 @@
+"""Command lines of the scripts: recipes (YAML files of flags) and errors that people can act on.
+
+A recipe is a list of flags written as YAML. Recipes are read from left to right, flags on the command line come last,
+and the last one wins:
+
+    python scripts/pretrain_mlm.py --recipe configuration/pretrain/base.yaml --learning_rate 3e-4
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, NoReturn
+
+import yaml
+from transformers import HfArgumentParser
+
+
+class UserError(ValueError):
+    """A mistake of the person at the command line: one line that says what is wrong and what to do."""
+
+
+class _UniqueKeyLoader(yaml.SafeLoader):
+    """PyYAML keeps the last of two equal keys without a word; here the second one is an error."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
+        seen = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=deep)
+            if key in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key `{key}` stands twice (line {key_node.start_mark.line + 1})"
+                )
+            seen.add(key)
+        return super().construct_mapping(node, deep=deep)
+
+
+def load_recipe(path: str | Path) -> dict[str, Any]:
+    """
+    Read one recipe.
+
+    Args:
+        path (`str` or `Path`):
+            A YAML file whose keys are flags of a script, without the dashes.
+
+    Returns:
+        `dict`: flag to value, in the order of the file.
+
+    Raises:
+        UserError: if the file is missing, is no YAML mapping, holds a key twice or a key without a value.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"The recipe {path} cannot be read ({error.strerror}); check the path after --recipe.") from error
+    try:
+        recipe = yaml.load(text, Loader=_UniqueKeyLoader) or {}
+    except yaml.YAMLError as error:
+        raise UserError(f"The recipe {path} is not valid YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(recipe, dict):
+        raise UserError(f"The recipe {path} must hold `flag: value` lines, not a {type(recipe).__name__}.")
+    for key, value in recipe.items():
+        if value is None:
+            raise UserError(f"{path}: `{key}` is empty; leave the key out to keep its default.")
+    return recipe
+
+
+def recipe_to_flags(path: str | Path) -> list[str]:
+    """Write the recipe at `path` as command-line flags; lists become several values, mappings become JSON."""
+    flags = []
+    for key, value in load_recipe(path).items():
+        if isinstance(value, list):
+            flags += [f"--{key}", *map(str, value)]
+        else:
+            flags.append(f"--{key}={json.dumps(value) if isinstance(value, dict) else value}")
+    return flags
+
+
+class _Parser(HfArgumentParser):
+    """Reports a bad flag as a `UserError`, so that every mistake reaches the terminal in the same form."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message}. See --help for the flags.")
+
+
+def parse_args(dataclass_types: Iterable[type], argv: Sequence[str] | None = None, description: str | None = None):
+    """
+    Parse recipes and flags into dataclasses.
+
+    Args:
+        dataclass_types (iterable of dataclass types):
+            The groups of flags that the script takes, one dataclass each.
+        argv (sequence of `str`, *optional*):
+            The arguments, by default those of the process.
+        description (`str`, *optional*):
+            The first lines of `--help`.
+
+    Returns:
+        `tuple`: one instance for each type in `dataclass_types`.
+
+    Raises:
+        UserError: for an unknown flag or recipe key, a value of the wrong type, a missing recipe or a missing flag.
+    """
+    recipes = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    recipes.add_argument("--recipe", nargs="+", action="extend", default=[])
+    known, flags = recipes.parse_known_args(sys.argv[1:] if argv is None else argv)
+    parser = _Parser(
+        dataclass_types,
+        allow_abbrev=False,
+        description=description,
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        epilog="--recipe YAML ...: files of flags, read from left to right; flags on the command line come last.",
+    )
+    names = {option.lstrip("-") for action in parser._actions for option in action.option_strings}
+    for path in known.recipe:
+        unknown = sorted(set(load_recipe(path)) - names)
+        if unknown:
+            raise UserError(f"{path}: no such flag: {', '.join(unknown)}. See --help for the flags.")
+    recipe_flags = [flag for path in known.recipe for flag in recipe_to_flags(path)]
+    try:
+        return parser.parse_args_into_dataclasses(recipe_flags + flags, look_for_args_file=False)
+    except UserError:
+        raise
+    except (ValueError, TypeError, ImportError) as error:
+        # TrainingArguments and our own dataclasses check their fields against each other in `__post_init__`.
+        raise UserError(" ".join(str(error).split())) from error
+
+
+def changed_arguments(*groups: Any) -> dict[str, Any]:
+    """The fields of some parsed argument groups that differ from their defaults, as a recipe that gives them again."""
+    changed: dict[str, Any] = {}
+    for group in groups:
+        default = type(group)() if not _has_required_field(type(group)) else None
+        for field in fields(group):
+            value = getattr(group, field.name)
+            if not field.init or value is None or (default is not None and value == getattr(default, field.name)):
+                continue
+            value = getattr(value, "value", value)  # an enum is written as the word that selects it
+            if isinstance(value, (str, int, float, bool, list, dict)):
+                changed[field.name] = value
+    return changed
+
+
+def _has_required_field(dataclass_type: type) -> bool:
+    from dataclasses import MISSING
+
+    return any(f.init and f.default is MISSING and f.default_factory is MISSING for f in fields(dataclass_type))
+
+
+def run_script(main: Callable[[], None]) -> None:
+    """Call `main`; a `UserError` ends the process with status 2 and its one line instead of a traceback."""
+    try:
+        main()
+    except UserError as error:
+        print(f"{Path(sys.argv[0]).name}: error: {error}", file=sys.stderr)
+        sys.exit(2)
