@@ -153,7 +153,9 @@ class SKTformerConfig(PreTrainedConfig):
             if value is not None and not 0 <= value < 1:
                 raise ValueError(f"`{name}` must be at least 0 and below 1, got {value}.")
         if self.fourier_initializer_scale < 0:
-            raise ValueError(f"`fourier_initializer_scale` must not be negative, got {self.fourier_initializer_scale}.")
+            raise ValueError(
+                f"`fourier_initializer_scale` must not be negative, got {self.fourier_initializer_scale}."
+            )
 
     def validate_divisibility(self):
         """Check that heads and segments divide the width."""

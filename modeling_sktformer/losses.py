@@ -82,8 +82,6 @@ def classification_loss(
     return _mean(total, torch.tensor(logits.numel()), num_items_in_batch)
 
 
-def _mean(
-    total: torch.Tensor, num_items: torch.Tensor, num_items_in_batch: torch.Tensor | int | None
-) -> torch.Tensor:
+def _mean(total: torch.Tensor, num_items: torch.Tensor, num_items_in_batch: torch.Tensor | int | None) -> torch.Tensor:
     divisor = num_items if num_items_in_batch is None else torch.as_tensor(num_items_in_batch)
     return total / divisor.to(total.device).clamp(min=1)

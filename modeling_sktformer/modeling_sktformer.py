@@ -28,7 +28,7 @@ from transformers.modeling_outputs import (
 from transformers.processing_utils import Unpack
 from transformers.pytorch_utils import apply_chunking_to_forward
 from transformers.utils import TransformersKwargs
-from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
+from transformers.utils.generic import can_return_tuple
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .attention import SkeletonAttention, draw_permutation, resize_order
@@ -269,7 +269,6 @@ class SKTformerModel(SKTformerPreTrainedModel):
     def set_input_embeddings(self, value: nn.Embedding) -> None:
         self.embeddings.word_embeddings = value
 
-    @merge_with_config_defaults
     @can_return_tuple
     def forward(
         self,
@@ -327,7 +326,9 @@ class SKTformerModel(SKTformerPreTrainedModel):
             for name, dim in (("hidden_states", 1), ("attentions", 2)):
                 captured = outputs.get(name)
                 if captured is not None and not places.in_place():
-                    outputs[name] = tuple(None if states is None else places.restore(states, dim) for states in captured)
+                    outputs[name] = tuple(
+                        None if states is None else places.restore(states, dim) for states in captured
+                    )
         return outputs
 
     @capture_outputs

@@ -54,7 +54,9 @@ def load_recipe(path: str | Path) -> dict[str, Any]:
     try:
         text = Path(path).read_text(encoding="utf-8")
     except OSError as error:
-        raise UserError(f"The recipe {path} cannot be read ({error.strerror}); check the path after --recipe.") from error
+        raise UserError(
+            f"The recipe {path} cannot be read ({error.strerror}); check the path after --recipe."
+        ) from error
     try:
         recipe = yaml.load(text, Loader=_UniqueKeyLoader) or {}
     except yaml.YAMLError as error:
@@ -132,21 +134,15 @@ def changed_arguments(*groups: Any) -> dict[str, Any]:
     """The fields of some parsed argument groups that differ from their defaults, as a recipe that gives them again."""
     changed: dict[str, Any] = {}
     for group in groups:
-        default = type(group)() if not _has_required_field(type(group)) else None
+        default = type(group)()
         for field in fields(group):
             value = getattr(group, field.name)
-            if not field.init or value is None or (default is not None and value == getattr(default, field.name)):
+            if not field.init or value is None or value == getattr(default, field.name):
                 continue
             value = getattr(value, "value", value)  # an enum is written as the word that selects it
-            if isinstance(value, (str, int, float, bool, list, dict)):
+            if isinstance(value, (str, int, float, list, dict)):
                 changed[field.name] = value
     return changed
-
-
-def _has_required_field(dataclass_type: type) -> bool:
-    from dataclasses import MISSING
-
-    return any(f.init and f.default is MISSING and f.default_factory is MISSING for f in fields(dataclass_type))
 
 
 def run_script(main: Callable[[], None]) -> None:

@@ -36,7 +36,7 @@ def naive_gelu(states: Tensor) -> Tensor:
 
 
 def naive_kernel(filter: Tensor, num_positions: int) -> Tensor:
-    """Inverse Fourier transform of `(d, N // 2 + 1, 2)` as a sum of waves: the filter's value at each lag, `(d, N)`."""
+    """Inverse Fourier transform of `(d, N // 2 + 1, 2)` as a sum of waves: the value at each lag, `(d, N)`."""
     lags = torch.arange(num_positions, dtype=filter.dtype)
     kernel = torch.zeros(filter.shape[0], num_positions, dtype=filter.dtype)
     for frequency in range(num_positions // 2 + 1):

@@ -5,8 +5,19 @@ import math
 
 import pytest
 import torch
-from builders import HEADS, MODELS, VOCAB_SIZE, Batch, call, gradients, make_batch, make_config, make_model, token_outputs
 
+from builders import (
+    HEADS,
+    MODELS,
+    VOCAB_SIZE,
+    Batch,
+    call,
+    gradients,
+    make_batch,
+    make_config,
+    make_model,
+    token_outputs,
+)
 from modeling_sktformer import SKTformerForMaskedLM, SKTformerForQuestionAnswering, SKTformerModel
 from modeling_sktformer.attention import draw_permutation, resize_order, select_landmarks
 from modeling_sktformer.smoothing import PositionBatchNorm
@@ -69,7 +80,11 @@ def test_captured_states_come_back_in_the_order_of_the_input(side):
     model = make_model(SKTformerModel)
     batch = make_batch([12, 5])
     alone = [
-        model(**Batch([batch.sequences[i]], [batch.token_types[i]]).inputs(), output_hidden_states=True, output_attentions=True)
+        model(
+            **Batch([batch.sequences[i]], [batch.token_types[i]]).inputs(),
+            output_hidden_states=True,
+            output_attentions=True,
+        )
         for i in range(2)
     ]
     got = model(**batch.inputs(side, 14), output_hidden_states=True, output_attentions=True)
@@ -278,7 +293,9 @@ def test_sparse_prediction_changes_neither_loss_nor_gradients():
     assert [result[2] for result in results] == [2, 3]
 
 
-@pytest.mark.parametrize("model_class", [h for h in HEADS if h is not SKTformerForQuestionAnswering], ids=lambda c: c.__name__)
+@pytest.mark.parametrize(
+    "model_class", [h for h in HEADS if h is not SKTformerForQuestionAnswering], ids=lambda c: c.__name__
+)
 def test_accumulated_losses_add_up_to_the_loss_of_the_whole_batch(model_class):
     model = make_model(model_class, smoother_norm="layer_norm").train()
     batch = make_batch([12, 7, 9, 3])

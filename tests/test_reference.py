@@ -2,7 +2,16 @@
 
 import pytest
 import torch
+
 from builders import MODELS, call, gradients, make_batch, make_model, token_outputs
+from modeling_sktformer import (
+    SKTformerForMaskedLM,
+    SKTformerForMultipleChoice,
+    SKTformerForQuestionAnswering,
+    SKTformerForTokenClassification,
+    SKTformerModel,
+)
+from modeling_sktformer.smoothing import fourier_convolution
 from reference import (
     naive_cross_entropy,
     naive_encoder,
@@ -16,16 +25,6 @@ from reference import (
     naive_smoother,
     under,
 )
-
-from modeling_sktformer import (
-    SKTformerForMaskedLM,
-    SKTformerForMultipleChoice,
-    SKTformerForQuestionAnswering,
-    SKTformerForSequenceClassification,
-    SKTformerForTokenClassification,
-    SKTformerModel,
-)
-from modeling_sktformer.smoothing import fourier_convolution
 
 
 TOLERANCE = {"rtol": 1e-9, "atol": 1e-9}

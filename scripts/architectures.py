@@ -1,0 +1,224 @@
+"""The model a script trains: a checkpoint, a preset, or any masked-LM architecture of transformers at its size."""
+
+from dataclasses import dataclass, field
+
+from huggingface_hub.errors import StrictDataclassError
+from transformers import (
+    AutoConfig,
+    AutoModelForMaskedLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from arguments import UserError
+from modeling_sktformer import SKTformerConfig, available_presets, load_preset
+
+
+@dataclass
+class ModelArguments:
+    """The model to train."""
+
+    model_name_or_path: str | None = field(
+        default=None, metadata={"help": "Checkpoint to go on from: a folder or a name on the Hub."}
+    )
+    config_name: str = field(
+        default="sktformer-tiny",
+        metadata={"help": "Size of a new model: a preset's name, or a configuration file, folder or name on the Hub."},
+    )
+    model_type: str | None = field(
+        default=None,
+        metadata={
+            "help": "Another architecture of transformers for the new model (bert, fnet, nystromformer, ...), with "
+            "the sizes of --config_name."
+        },
+    )
+    config_overrides: str | None = field(
+        default=None,
+        metadata={"help": "Fields to change in the configuration, as field=value,field=value."},
+    )
+    trust_remote_code: bool = field(
+        default=False, metadata={"help": "Run the code that a checkpoint from the Hub carries."}
+    )
+
+    def __post_init__(self):
+        if self.model_name_or_path and self.model_type:
+            raise ValueError("--model_type makes a new model; it cannot be given together with --model_name_or_path.")
+
+
+def build_config(arguments: ModelArguments, vocab_size: int, max_length: int, pad_token_id: int, seed: int):
+    """
+    Make the configuration of a new model.
+
+    Args:
+        arguments ([`ModelArguments`]): Names and overrides.
+        vocab_size (`int`): Tokens in the tokenizer.
+        max_length (`int`): Longest input in tokens; the model is made for this length unless overridden.
+        pad_token_id (`int`): The tokenizer's padding token.
+        seed (`int`): Seed of an SKTformer's landmarks.
+
+    Returns:
+        `PreTrainedConfig`: checked and complete.
+
+    Raises:
+        UserError: for unknown names, unknown fields and sizes that cannot work.
+    """
+    required = {"vocab_size": vocab_size, "max_position_embeddings": max_length, "pad_token_id": pad_token_id}
+    try:
+        config = _named_config(arguments)
+        if arguments.model_type not in (None, config.model_type):
+            config = _resized_config(arguments.model_type, config)
+        if config.model_type == SKTformerConfig.model_type:
+            required["landmark_seed"] = seed
+        _set_fields(config, required | _length_fields(config, max_length))
+        if arguments.config_overrides:
+            _check_override_names(config, arguments.config_overrides)
+            config.update_from_string(arguments.config_overrides)
+        config.validate()
+    except (ValueError, TypeError, KeyError, OSError, StrictDataclassError) as error:
+        raise UserError(f"No model can be made from these sizes: {_one_line(error)}") from error
+    return config
+
+
+def build_masked_lm(
+    arguments: ModelArguments, tokenizer: PreTrainedTokenizerBase, max_length: int, seed: int
+) -> PreTrainedModel:
+    """
+    Load or make the masked-LM model that the arguments name.
+
+    Args:
+        arguments ([`ModelArguments`]): Names and overrides.
+        tokenizer (`PreTrainedTokenizerBase`): Gives the vocabulary of a new model, and must fit that of a loaded one.
+        max_length (`int`): Longest input in tokens.
+        seed (`int`): Seed of an SKTformer's landmarks.
+
+    Returns:
+        `PreTrainedModel`: with a masked-LM head.
+
+    Raises:
+        UserError: if the model cannot be found, has no such head, does not fit the tokenizer or the length.
+    """
+    if arguments.model_name_or_path is None:
+        config = build_config(arguments, len(tokenizer), max_length, tokenizer.pad_token_id, seed)
+        try:
+            model = AutoModelForMaskedLM.from_config(config)
+        except ValueError as error:
+            raise UserError(f"No model can be made from these sizes: {_one_line(error)}") from error
+    else:
+        model = _load_masked_lm(arguments)
+    check_fit(model.config, tokenizer, max_length)
+    return model
+
+
+def check_fit(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
+    """
+    Check that a model can read a tokenizer's tokens at a length.
+
+    Raises:
+        UserError: if the vocabulary is too small or the inputs are too long.
+    """
+    if len(tokenizer) > config.vocab_size:
+        raise UserError(
+            f"The tokenizer has {len(tokenizer)} tokens, the model embeds {config.vocab_size}: they do not belong "
+            "together. Give the tokenizer that the model was trained with, or train a new model."
+        )
+    longest = getattr(config, "max_position_embeddings", None)
+    if longest is not None and max_length > longest:
+        raise UserError(
+            f"--max_seq_length {max_length} is more than the model's max_position_embeddings={longest}; shorten the "
+            "input, or lengthen the model with `resize_position_embeddings`."
+        )
+
+
+def _load_masked_lm(arguments: ModelArguments) -> PreTrainedModel:
+    name = arguments.model_name_or_path
+    try:
+        config = AutoConfig.from_pretrained(name, trust_remote_code=arguments.trust_remote_code)
+        if arguments.config_overrides:
+            _check_override_names(config, arguments.config_overrides)
+            config.update_from_string(arguments.config_overrides)
+        model, info = AutoModelForMaskedLM.from_pretrained(
+            name, config=config, trust_remote_code=arguments.trust_remote_code, output_loading_info=True
+        )
+    except (ValueError, OSError, KeyError, RuntimeError, StrictDataclassError) as error:
+        raise UserError(f"The checkpoint {name} cannot be loaded as a masked-LM model: {_one_line(error)}") from error
+    missing = [key for key in info["missing_keys"] if key.startswith(model.base_model_prefix + ".")]
+    if missing:
+        raise UserError(
+            f"The checkpoint {name} lacks {len(missing)} weights of a {type(model).__name__} encoder (the first is "
+            f"{sorted(missing)[0]}): it is of another architecture."
+        )
+    return model
+
+
+def _named_config(arguments: ModelArguments) -> PreTrainedConfig:
+    if arguments.config_name in available_presets():
+        return load_preset(arguments.config_name)
+    try:
+        return AutoConfig.from_pretrained(arguments.config_name, trust_remote_code=arguments.trust_remote_code)
+    except OSError as error:
+        raise UserError(
+            f"--config_name {arguments.config_name} is neither a preset ({', '.join(available_presets())}) nor a "
+            "configuration file, folder or name on the Hub that can be reached."
+        ) from error
+
+
+# Sizes that mean the same in every BERT-like encoder; those that a configuration lacks are left out.
+_SHARED_SIZES = (
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "intermediate_size",
+    "hidden_dropout_prob",
+    "attention_probs_dropout_prob",
+)
+
+
+def _resized_config(model_type: str, sizes: PreTrainedConfig) -> PreTrainedConfig:
+    """Another architecture's configuration with the sizes of `sizes`."""
+    config = AutoConfig.for_model(model_type)
+    values = {name: getattr(sizes, name) for name in _SHARED_SIZES}
+    _set_fields(config, {name: value for name, value in values.items() if hasattr(config, name)})
+    other_names = {"num_key_value_heads": sizes.num_attention_heads, "hidden_dim": sizes.intermediate_size}
+    _set_fields(config, {name: value for name, value in other_names.items() if hasattr(config, name)})
+    dropouts = ("attention_dropout", "embedding_dropout", "mlp_dropout")  # the names of ModernBERT and its relatives
+    _set_fields(config, {name: sizes.hidden_dropout_prob for name in dropouts if hasattr(config, name)})
+    if config.model_type == "modernbert":
+        # Its kinds of layer are a list, made for the default depth.
+        config.layer_types = [
+            "sliding_attention" if i % 3 else "full_attention" for i in range(sizes.num_hidden_layers)
+        ]
+    if hasattr(config, "embedding_size"):
+        config.embedding_size = sizes.hidden_size
+    for name in ("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"):
+        if hasattr(config, name):
+            setattr(config, name, None)  # they point into the vocabulary of the published checkpoint
+    return config
+
+
+def _length_fields(config: PreTrainedConfig, max_length: int) -> dict[str, int]:
+    """What an architecture needs besides `max_position_embeddings` to take inputs of `max_length` tokens."""
+    if config.model_type in ("roberta", "xlm-roberta", "camembert", "longformer", "mpnet"):
+        return {"max_position_embeddings": max_length + 2}  # they count positions from behind the padding token's id
+    if config.model_type == "nystromformer":
+        # Its attention is linear only where the landmarks are fewer than the tokens, whose number is then fixed.
+        return {"segment_means_seq_len": max_length, "num_landmarks": min(64, max_length // 2)}
+    return {}
+
+
+def _set_fields(config: PreTrainedConfig, values: dict[str, int]) -> None:
+    for name, value in values.items():
+        setattr(config, name, value)
+
+
+def _check_override_names(config: PreTrainedConfig, overrides: str) -> None:
+    for override in overrides.split(","):
+        name = override.split("=")[0]
+        if "=" not in override or not hasattr(config, name):
+            raise UserError(
+                f"--config_overrides: `{override}` is not field=value with a field of {type(config).__name__}."
+            )
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())

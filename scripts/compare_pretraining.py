@@ -1,0 +1,152 @@
+"""
+Pre-train several architectures alike and write the table.
+
+    python scripts/compare_pretraining.py --train_file a.txt b.txt --validation_file c.txt --data_name "a + b"
+
+Trains one tokenizer on the training text, runs every line of configuration/runs/pretrain.txt with every seed, and
+writes NAME.md, .json and .png into --results_dir. Started again it goes on where it was cut short.
+"""
+
+import json
+import statistics
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from arguments import load_recipe, parse_args, run_script
+from plots import plot_mean_curves
+from run_folder import METRICS_FILE, describe_environment, write_atomically, write_json
+from run_matrix import Run, execute_runs, read_runs
+
+
+SCRIPTS = Path(__file__).parent
+ROOT = SCRIPTS.parent
+
+
+@dataclass
+class ComparisonArguments:
+    """What is compared, on what, and where the table goes."""
+
+    train_file: list[str] = field(default_factory=list, metadata={"help": "Text to train on."})
+    validation_file: list[str] = field(default_factory=list, metadata={"help": "Text to evaluate on."})
+    data_name: str = field(default="local text", metadata={"help": "Name of the text, for the table."})
+    runs: str = field(
+        default=str(ROOT / "configuration" / "runs" / "pretrain.txt"), metadata={"help": "One line a model."}
+    )
+    recipe_of_runs: str = field(
+        default=str(ROOT / "configuration" / "pretrain" / "compare.yaml"),
+        metadata={"help": "What all runs have in common."},
+    )
+    vocab_size: int = field(default=4096, metadata={"help": "Size of the tokenizer that all runs share."})
+    seeds: list[int] = field(default_factory=lambda: [0, 1, 2], metadata={"help": "Every model runs with each."})
+    output_dir: str = field(default="runs/compare_pretraining", metadata={"help": "Folder of the runs."})
+    results_name: str = field(default="pretraining", metadata={"help": "Name of the table's files."})
+    results_dir: str = field(
+        default=str(ROOT / "model_cards" / "results"), metadata={"help": "Folder of the table."}
+    )
+
+
+def main() -> None:
+    (arguments,) = parse_args([ComparisonArguments], description=__doc__)
+    output = Path(arguments.output_dir)
+    text = [
+        *(("--train_file", *arguments.train_file) if arguments.train_file else ()),
+        *(("--validation_file", *arguments.validation_file) if arguments.validation_file else ()),
+    ]
+    tokenizer = output / "tokenizer"
+    execute_runs(
+        SCRIPTS / "train_tokenizer.py",
+        [Run("tokenizer", ("--vocab_size", str(arguments.vocab_size)), tokenizer)],
+        text,
+        "tokenizer.json",
+    )
+    runs = read_runs(arguments.runs, arguments.seeds, output)
+    shared = ["--recipe", arguments.recipe_of_runs, "--tokenizer_name", str(tokenizer), *text]
+    execute_runs(SCRIPTS / "pretrain_mlm.py", runs, shared, METRICS_FILE)
+    write_table(runs, arguments)
+
+
+def write_table(runs: list[Run], arguments: ComparisonArguments) -> None:
+    """Collect what the runs measured: a row for each line, mean and standard deviation over its seeds."""
+    metrics = {run: json.loads((run.folder / METRICS_FILE).read_text(encoding="utf-8")) for run in runs}
+    rows = [summarise(name, [metrics[run] for run in runs if run.name == name]) for name in unique_names(runs)]
+    first = metrics[runs[0]]
+    folder, name = Path(arguments.results_dir), arguments.results_name
+    results = {
+        "data": arguments.data_name,
+        "recipe": load_recipe(arguments.recipe_of_runs),
+        "vocab_size": arguments.vocab_size,
+        "seeds": arguments.seeds,
+        "unigram_loss": first["unigram_loss"],
+        "environment": describe_environment(),
+        "rows": rows,
+    }
+    write_json(folder / f"{name}.json", results)
+    write_atomically(folder / f"{name}.md", format_table(results, name))
+    curves = {row["name"]: [evaluation_curve(run.folder) for run in runs if run.name == row["name"]] for row in rows}
+    plot_mean_curves(curves, folder / f"{name}.png", f"Evaluation loss, {arguments.data_name}")
+    print((folder / f"{name}.md").read_text(encoding="utf-8"))
+
+
+def unique_names(runs: list[Run]) -> list[str]:
+    """The rows of the table, in the order of the file."""
+    return list(dict.fromkeys(run.name for run in runs))
+
+
+def summarise(name: str, metrics: list[dict]) -> dict:
+    """One row: mean and standard deviation of the losses, medians of the times."""
+    losses = [values["eval_loss"] for values in metrics]
+    return {
+        "name": name,
+        "model_type": metrics[0]["model_type"],
+        "parameters": metrics[0]["parameters"],
+        "eval_losses": losses,
+        "eval_loss": statistics.mean(losses),
+        "eval_loss_std": statistics.stdev(losses) if len(losses) > 1 else 0.0,
+        "eval_accuracy": statistics.mean(values["eval_accuracy"] for values in metrics),
+        "step_time_ms": statistics.median(values["step_time_ms"] for values in metrics),
+        "step_cpu_time_ms": statistics.median(values["step_cpu_time_ms"] for values in metrics),
+    }
+
+
+def evaluation_curve(folder: Path) -> list[tuple[int, float]]:
+    """Steps and evaluation losses of a run."""
+    (state,) = folder.glob("trainer_state.json")
+    history = json.loads(state.read_text(encoding="utf-8"))["log_history"]
+    return sorted({entry["step"]: entry["eval_loss"] for entry in history if "eval_loss" in entry}.items())
+
+
+def format_table(results: dict, name: str) -> str:
+    """The results as Markdown."""
+    recipe, environment = results["recipe"], results["environment"]
+    lines = [
+        f"# Pre-training compared: {results['data']}",
+        "",
+        f"Masked language modelling, {recipe['max_steps']} steps of {recipe['per_device_train_batch_size']} sequences of "
+        f"{recipe['max_seq_length']} tokens at learning rate {recipe['learning_rate']}, the same tokenizer "
+        f"({results['vocab_size']} tokens at most), data, steps and schedule for every row; seeds "
+        f"{', '.join(map(str, results['seeds']))}. Loss in nats per masked token over the same masks, mean and standard "
+        f"deviation over the seeds. Unigram frequencies of the training text: {results['unigram_loss']:.3f}.",
+        "",
+        "| model | parameters | evaluation loss | accuracy | step, ms (processor time) |",
+        "|---|---|---|---|---|",
+    ]
+    for row in results["rows"]:
+        lines.append(
+            f"| {row['name']} | {row['parameters']:,} | {row['eval_loss']:.3f} ± {row['eval_loss_std']:.3f} "
+            f"| {row['eval_accuracy']:.1%} | {row['step_time_ms']:.0f} ({row['step_cpu_time_ms']:.0f}) |"
+        )
+    versions = ", ".join(f"{key} {environment[key]}" for key in ("python", "torch", "transformers"))
+    lines += [
+        "",
+        f"![Evaluation loss against the step]({name}.png)",
+        "",
+        f"Times are medians of single runs one after another, no comparison of speed. Written by "
+        f"`scripts/compare_pretraining.py` at {environment['commit']}: {versions}, {environment['device']}, "
+        f"{environment['threads']} thread(s).",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    run_script(main)

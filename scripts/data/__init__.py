@@ -1,0 +1,1 @@
+"""Readers of the data that the scripts train and evaluate on."""

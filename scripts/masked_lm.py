@@ -1,0 +1,155 @@
+"""Masked language modelling on the Trainer: masking, an evaluation that weighs tokens equally, and step times."""
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from datasets import Dataset
+from datasets.fingerprint import Hasher
+from transformers import (
+    DataCollatorForLanguageModeling,
+    EvalPrediction,
+    PreTrainedTokenizerBase,
+    Trainer,
+    TrainerCallback,
+)
+from transformers.trainer_utils import EvalLoopOutput
+
+
+IGNORE_INDEX = -100
+
+
+class MaskingCollator(DataCollatorForLanguageModeling):
+    """
+    Pads examples and masks those that come without labels: 15 % of the tokens by default, of these 80 % become [MASK],
+    10 % a random token, 10 % stay.
+
+    Examples that carry labels, as evaluation blocks do ([`mask_once`]), are only padded. A mask that keeps every token
+    is left out, so that architectures that take inputs of one length alone can be trained too.
+    """
+
+    def torch_call(self, examples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+        if "labels" in examples[0]:
+            labels = [example.pop("labels") for example in examples]
+            batch = dict(self.tokenizer.pad(examples, return_tensors="pt"))
+            width = batch["input_ids"].shape[1]
+            padded = [list(row) + [IGNORE_INDEX] * (width - len(row)) for row in labels]
+            batch["labels"] = torch.tensor(padded)
+        else:
+            batch = dict(super().torch_call(examples))
+        if bool(batch["attention_mask"].all()):
+            del batch["attention_mask"]
+        return batch
+
+
+def mask_once(blocks: Dataset, tokenizer: PreTrainedTokenizerBase, mlm_probability: float, seed: int) -> Dataset:
+    """
+    Mask evaluation blocks once and for all.
+
+    Every evaluation, at any batch size and of any model, then predicts the same tokens from the same inputs.
+
+    Args:
+        blocks (`Dataset`): Blocks with `input_ids`.
+        tokenizer (`PreTrainedTokenizerBase`): Names the mask token and the vocabulary.
+        mlm_probability (`float`): Share of the tokens to predict.
+        seed (`int`): Seed of the masks.
+
+    Returns:
+        `Dataset`: `input_ids` with masks and `labels`, cached beside the blocks.
+    """
+    collator = MaskingCollator(tokenizer=tokenizer, mlm_probability=mlm_probability, seed=seed)
+
+    def mask(rows: Mapping[str, list]) -> dict[str, list[list[int]]]:
+        batch = collator([{"input_ids": ids} for ids in rows["input_ids"]])
+        return {
+            name: [row[: len(ids)] for row, ids in zip(batch[name].tolist(), rows["input_ids"], strict=True)]
+            for name in ("input_ids", "labels")
+        }
+
+    fingerprint = Hasher.hash((blocks._fingerprint, len(tokenizer), tokenizer.mask_token_id, mlm_probability, seed))
+    return blocks.map(
+        mask, batched=True, remove_columns=blocks.column_names, new_fingerprint=fingerprint, desc="Masking evaluation"
+    )
+
+
+def sum_token_losses(logits: torch.Tensor | tuple, labels: torch.Tensor) -> torch.Tensor:
+    """
+    Reduce a batch's logits to what the metrics need, so that no logits are ever gathered.
+
+    Args:
+        logits (`torch.Tensor` of shape `(batch_size, sequence_length, vocab_size)`, or a tuple that begins with it).
+        labels (`torch.LongTensor` of shape `(batch_size, sequence_length)`).
+
+    Returns:
+        `torch.Tensor` of shape `(batch_size, 3)`: each sequence's summed loss in nats, correct predictions and number
+        of predicted tokens.
+    """
+    if isinstance(logits, tuple):
+        logits = logits[0]
+    predicted = labels != IGNORE_INDEX
+    rows = logits[predicted].float()
+    targets = labels[predicted]
+    losses = torch.nn.functional.cross_entropy(rows, targets, reduction="none")
+    sums = logits.new_zeros(labels.shape[0], 3, dtype=torch.float32)
+    sequence = predicted.nonzero()[:, 0]
+    values = torch.stack([losses, (rows.argmax(dim=-1) == targets).float(), torch.ones_like(losses)], dim=-1)
+    return sums.index_add_(0, sequence, values)
+
+
+def token_metrics(prediction: EvalPrediction) -> dict[str, float]:
+    """Loss (nats), perplexity and accuracy over all predicted tokens, from [`sum_token_losses`]."""
+    loss, correct, count = np.asarray(prediction.predictions, dtype=np.float64).sum(axis=0)
+    loss /= max(count, 1)
+    return {
+        "token_loss": float(loss),
+        "perplexity": float(np.exp(min(loss, 700.0))),
+        "accuracy": float(correct / max(count, 1)),
+        "predicted_tokens": int(count),
+    }
+
+
+class MaskedLMTrainer(Trainer):
+    """
+    A Trainer whose `eval_loss` is the mean over all predicted tokens.
+
+    The Trainer's own is the mean over batches of their means, which weighs the tokens of a batch with few of them more
+    and depends on the batch size.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(
+            *args, compute_metrics=token_metrics, preprocess_logits_for_metrics=sum_token_losses, **kwargs
+        )
+
+    def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
+        output = super().evaluation_loop(*args, **kwargs)
+        for name in [name for name in output.metrics if name.endswith("_token_loss")]:
+            output.metrics[name.replace("_token_loss", "_loss")] = output.metrics.pop(name)
+        return output
+
+
+class StepTimer(TrainerCallback):
+    """Measures each optimizer step, in wall-clock and in processor seconds of this process."""
+
+    def __init__(self) -> None:
+        self.wall: list[float] = []
+        self.cpu: list[float] = []
+
+    def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
+        self._start = (time.perf_counter(), time.process_time())
+
+    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+        self.wall.append(time.perf_counter() - self._start[0])
+        self.cpu.append(time.process_time() - self._start[1])
+
+    def metrics(self) -> dict[str, float]:
+        """Medians in milliseconds, without the first steps, which set things up; empty before the first step."""
+        if not self.wall:
+            return {}
+        skipped = min(5, len(self.wall) - 1)
+        return {
+            "step_time_ms": 1000 * float(np.median(self.wall[skipped:])),
+            "step_cpu_time_ms": 1000 * float(np.median(self.cpu[skipped:])),
+        }
