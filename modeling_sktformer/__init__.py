@@ -34,7 +34,6 @@ __version__ = "0.1.0"
 
 AutoConfig.register("sktformer", SKTformerConfig)
 AutoTokenizer.register(SKTformerConfig, BertTokenizer)
-SKTformerConfig.register_for_auto_class()
 for _auto_class, _model_class in (
     (AutoModel, SKTformerModel),
     (AutoModelForMaskedLM, SKTformerForMaskedLM),
@@ -44,7 +43,6 @@ for _auto_class, _model_class in (
     (AutoModelForMultipleChoice, SKTformerForMultipleChoice),
 ):
     _auto_class.register(SKTformerConfig, _model_class)
-    _model_class.register_for_auto_class(_auto_class.__name__)
 
 __all__ = [
     "SKTformerConfig",

@@ -188,6 +188,9 @@ class SkeletonAttention(nn.Module):
         layer_idx (`int`): Index of the layer, each draws its own samples.
     """
 
+    landmark_order: torch.Tensor
+    landmark_features: torch.Tensor
+
     def __init__(self, config, layer_idx: int):
         super().__init__()
         self.layer_idx = layer_idx
@@ -204,11 +207,10 @@ class SkeletonAttention(nn.Module):
         self.dropout = nn.Dropout(config.attention_probs_dropout_prob)
         if self.use_token_attention:
             self.token_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-            # In order until `_init_weights` draws them, so that a model built without initialisation has valid ones.
-            self.register_buffer("landmark_order", torch.arange(config.max_position_embeddings))
+            self._register_permutation("landmark_order", config.max_position_embeddings, config.landmark_seed)
         if self.use_feature_attention:
             self.feature_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-            self.register_buffer("landmark_features", torch.arange(config.head_dim))
+            self._register_permutation("landmark_features", config.head_dim, config.landmark_seed)
 
     def forward(
         self, hidden_states: torch.Tensor, token_mask: torch.Tensor | None
@@ -251,6 +253,11 @@ class SkeletonAttention(nn.Module):
             feature_context = self.feature_norm(self._merge_heads(features))
             context = (context + feature_context) / 2 if self.use_token_attention else feature_context
         return self.output(context), probabilities
+
+    def _register_permutation(self, name: str, size: int, seed: int) -> None:
+        # Drawn on the CPU and copied to wherever the model is being built, the meta device included.
+        order = torch.empty(size, dtype=torch.long)
+        self.register_buffer(name, order.copy_(draw_permutation(size, seed, self.layer_idx, name)))
 
     def _project_landmark_features(self, projection: nn.Module, hidden_states: torch.Tensor) -> torch.Tensor:
         """The sampled columns of a projection's output, the same ones in each head: `(B, H, S, s2)`."""

@@ -74,6 +74,7 @@ class SKTformerConfig(PreTrainedConfig):
     """
 
     model_type = "sktformer"
+    _auto_class = "AutoConfig"
     base_model_fsdp_plan = {"embeddings": "free_full_weight", "layers.*": "free_full_weight"}
 
     vocab_size: int = 30522

@@ -10,6 +10,7 @@ Letters in shapes: B batch, S tokens, d hidden size, H heads, k landmark tokens.
 
 import copy
 import os
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -25,9 +26,7 @@ from transformers.modeling_outputs import (
     SequenceClassifierOutput,
     TokenClassifierOutput,
 )
-from transformers.processing_utils import Unpack
 from transformers.pytorch_utils import apply_chunking_to_forward
-from transformers.utils import TransformersKwargs
 from transformers.utils.generic import can_return_tuple
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
@@ -179,9 +178,9 @@ class SKTformerPreTrainedModel(PreTrainedModel):
 
     def set_attn_implementation(self, attn_implementation: str | dict, *args, **kwargs) -> None:
         """Accept `"eager"`; anything else is an error, see [`get_correct_attn_implementation`]."""
-        if isinstance(attn_implementation, dict):
-            attn_implementation = attn_implementation.get("", "eager")
-        self.get_correct_attn_implementation(attn_implementation)
+        requested = attn_implementation if isinstance(attn_implementation, dict) else {"": attn_implementation}
+        for implementation in requested.values():
+            self.get_correct_attn_implementation(implementation)
 
     def save_pretrained(self, save_directory: str | os.PathLike, *args, **kwargs):
         """
@@ -196,7 +195,7 @@ class SKTformerPreTrainedModel(PreTrainedModel):
 
     def get_position_embeddings(self) -> nn.Embedding:
         """The position embeddings, `(max_position_embeddings, hidden_size)`."""
-        return self.base_model.embeddings.position_embeddings
+        return cast(SKTformerModel, self.base_model).embeddings.position_embeddings
 
     @torch.no_grad()
     def resize_position_embeddings(self, new_num_position_embeddings: int) -> None:
@@ -253,6 +252,8 @@ class SKTformerModel(SKTformerPreTrainedModel):
         huggingface_hub.errors.StrictDataclassError: if the fields of the configuration do not fit together.
     """
 
+    _auto_class = "AutoModel"
+
     def __init__(self, config: SKTformerConfig):
         super().__init__(config)
         self.embeddings = SKTformerEmbeddings(config)
@@ -266,8 +267,8 @@ class SKTformerModel(SKTformerPreTrainedModel):
     def get_input_embeddings(self) -> nn.Embedding:
         return self.embeddings.word_embeddings
 
-    def set_input_embeddings(self, value: nn.Embedding) -> None:
-        self.embeddings.word_embeddings = value
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        self.embeddings.word_embeddings = cast(nn.Embedding, value)
 
     @can_return_tuple
     def forward(
@@ -277,7 +278,7 @@ class SKTformerModel(SKTformerPreTrainedModel):
         token_type_ids: torch.Tensor | None = None,
         position_ids: torch.Tensor | None = None,
         inputs_embeds: torch.Tensor | None = None,
-        **kwargs: Unpack[TransformersKwargs],
+        **kwargs: Any,
     ) -> BaseModelOutput:
         """
         Encode a batch of sequences.
@@ -308,7 +309,7 @@ class SKTformerModel(SKTformerPreTrainedModel):
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("Give exactly one of `input_ids` and `inputs_embeds`.")
-        inputs = input_ids if inputs_embeds is None else inputs_embeds
+        inputs = cast(torch.Tensor, input_ids if inputs_embeds is None else inputs_embeds)
         self._check_inputs(inputs.shape[:2], attention_mask)
 
         places = _TokenPlaces.from_mask(attention_mask)
@@ -332,9 +333,7 @@ class SKTformerModel(SKTformerPreTrainedModel):
         return outputs
 
     @capture_outputs
-    def _encode(
-        self, hidden_states: torch.Tensor, token_mask: torch.Tensor | None, **kwargs: Unpack[TransformersKwargs]
-    ) -> BaseModelOutput:
+    def _encode(self, hidden_states: torch.Tensor, token_mask: torch.Tensor | None, **kwargs: Any) -> BaseModelOutput:
         """Run the stack on sequences whose real tokens stand in front."""
         for layer in self.layers:
             hidden_states = layer(hidden_states, token_mask)
@@ -422,6 +421,7 @@ class SKTformerForMaskedLM(SKTformerPreTrainedModel):
         config ([`SKTformerConfig`]): Sizes and switches.
     """
 
+    _auto_class = "AutoModelForMaskedLM"
     _tied_weights_keys = {"decoder.weight": "sktformer.embeddings.word_embeddings.weight"}
 
     def __init__(self, config: SKTformerConfig):
@@ -446,7 +446,7 @@ class SKTformerForMaskedLM(SKTformerPreTrainedModel):
         position_ids: torch.Tensor | None = None,
         inputs_embeds: torch.Tensor | None = None,
         labels: torch.Tensor | None = None,
-        **kwargs: Unpack[TransformersKwargs],
+        **kwargs: Any,
     ) -> MaskedLMOutput:
         """
         Predict masked tokens. Inputs as in [`SKTformerModel.forward`].
@@ -533,12 +533,14 @@ class SKTformerForSequenceClassification(SKTformerPreTrainedModel):
         config ([`SKTformerConfig`]): Sizes and switches; `num_labels`, `problem_type`, `classifier_pooling`.
     """
 
+    _auto_class = "AutoModelForSequenceClassification"
+
     def __init__(self, config: SKTformerConfig):
         super().__init__(config)
-        self.num_labels = config.num_labels
+        self.num_labels = cast(int, config.num_labels)
         self.sktformer = SKTformerModel(config)
         self.pooler = SKTformerPooler(config)
-        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
+        self.classifier = nn.Linear(config.hidden_size, self.num_labels)
         self.post_init()
 
     @can_return_tuple
@@ -550,7 +552,7 @@ class SKTformerForSequenceClassification(SKTformerPreTrainedModel):
         position_ids: torch.Tensor | None = None,
         inputs_embeds: torch.Tensor | None = None,
         labels: torch.Tensor | None = None,
-        **kwargs: Unpack[TransformersKwargs],
+        **kwargs: Any,
     ) -> SequenceClassifierOutput:
         """
         Classify sequences. Inputs as in [`SKTformerModel.forward`].
@@ -593,12 +595,14 @@ class SKTformerForTokenClassification(SKTformerPreTrainedModel):
         config ([`SKTformerConfig`]): Sizes and switches; `num_labels`.
     """
 
+    _auto_class = "AutoModelForTokenClassification"
+
     def __init__(self, config: SKTformerConfig):
         super().__init__(config)
-        self.num_labels = config.num_labels
+        self.num_labels = cast(int, config.num_labels)
         self.sktformer = SKTformerModel(config)
         self.dropout = _build_classifier_dropout(config)
-        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
+        self.classifier = nn.Linear(config.hidden_size, self.num_labels)
         self.post_init()
 
     @can_return_tuple
@@ -610,7 +614,7 @@ class SKTformerForTokenClassification(SKTformerPreTrainedModel):
         position_ids: torch.Tensor | None = None,
         inputs_embeds: torch.Tensor | None = None,
         labels: torch.Tensor | None = None,
-        **kwargs: Unpack[TransformersKwargs],
+        **kwargs: Any,
     ) -> TokenClassifierOutput:
         """
         Classify tokens. Inputs as in [`SKTformerModel.forward`].
@@ -648,6 +652,8 @@ class SKTformerForQuestionAnswering(SKTformerPreTrainedModel):
         config ([`SKTformerConfig`]): Sizes and switches.
     """
 
+    _auto_class = "AutoModelForQuestionAnswering"
+
     def __init__(self, config: SKTformerConfig):
         super().__init__(config)
         self.sktformer = SKTformerModel(config)
@@ -665,7 +671,7 @@ class SKTformerForQuestionAnswering(SKTformerPreTrainedModel):
         inputs_embeds: torch.Tensor | None = None,
         start_positions: torch.Tensor | None = None,
         end_positions: torch.Tensor | None = None,
-        **kwargs: Unpack[TransformersKwargs],
+        **kwargs: Any,
     ) -> QuestionAnsweringModelOutput:
         """
         Point at answers. Inputs as in [`SKTformerModel.forward`].
@@ -718,6 +724,8 @@ class SKTformerForMultipleChoice(SKTformerPreTrainedModel):
         config ([`SKTformerConfig`]): Sizes and switches; `classifier_pooling`.
     """
 
+    _auto_class = "AutoModelForMultipleChoice"
+
     def __init__(self, config: SKTformerConfig):
         super().__init__(config)
         self.sktformer = SKTformerModel(config)
@@ -734,7 +742,7 @@ class SKTformerForMultipleChoice(SKTformerPreTrainedModel):
         position_ids: torch.Tensor | None = None,
         inputs_embeds: torch.Tensor | None = None,
         labels: torch.Tensor | None = None,
-        **kwargs: Unpack[TransformersKwargs],
+        **kwargs: Any,
     ) -> MultipleChoiceModelOutput:
         """
         Choose between candidates. Inputs as in [`SKTformerModel.forward`] with an axis of choices after the batch:
@@ -747,7 +755,7 @@ class SKTformerForMultipleChoice(SKTformerPreTrainedModel):
         Returns:
             `MultipleChoiceModelOutput` with `logits` of shape `(batch_size, num_choices)`.
         """
-        num_choices = (input_ids if inputs_embeds is None else inputs_embeds).shape[1]
+        num_choices = cast(torch.Tensor, input_ids if inputs_embeds is None else inputs_embeds).shape[1]
         input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds = (
             None if values is None else values.flatten(0, 1)
             for values in (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)

@@ -118,6 +118,8 @@ class PositionBatchNorm(nn.Module):
 
     eps = 1e-5
     momentum = 0.1
+    running_mean: torch.Tensor
+    running_var: torch.Tensor
 
     def __init__(self, config):
         super().__init__()
@@ -217,6 +219,7 @@ class ConvolutionStem(nn.Module):
             config.conv_kernel_size,
             padding=config.conv_kernel_size // 2,
         )
+        self.norm: PositionBatchNorm | nn.LayerNorm
         if config.smoother_norm == "batch_norm":
             self.norm = PositionBatchNorm(config)
         else:

@@ -105,7 +105,7 @@ def build_masked_lm(
         except ValueError as error:
             raise UserError(f"No model can be made from these sizes: {_one_line(error)}") from error
     else:
-        model = _load_masked_lm(arguments)
+        model = _load_masked_lm(arguments.model_name_or_path, arguments)
     check_fit(model.config, tokenizer, max_length)
     return model
 
@@ -130,8 +130,7 @@ def check_fit(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, max_
         )
 
 
-def _load_masked_lm(arguments: ModelArguments) -> PreTrainedModel:
-    name = arguments.model_name_or_path
+def _load_masked_lm(name: str, arguments: ModelArguments) -> PreTrainedModel:
     try:
         config = AutoConfig.from_pretrained(name, trust_remote_code=arguments.trust_remote_code)
         if arguments.config_overrides:

@@ -10,9 +10,8 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import fields
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import yaml
 from transformers import HfArgumentParser
@@ -80,6 +79,10 @@ def recipe_to_flags(path: str | Path) -> list[str]:
     return flags
 
 
+class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
+    """Shows defaults, and the example commands of a description as they are written."""
+
+
 class _Parser(HfArgumentParser):
     """Reports a bad flag as a `UserError`, so that every mistake reaches the terminal in the same form."""
 
@@ -105,24 +108,9 @@ def parse_args(dataclass_types: Iterable[type], argv: Sequence[str] | None = Non
     Raises:
         UserError: for an unknown flag or recipe key, a value of the wrong type, a missing recipe or a missing flag.
     """
-    recipes = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    recipes.add_argument("--recipe", nargs="+", action="extend", default=[])
-    known, flags = recipes.parse_known_args(sys.argv[1:] if argv is None else argv)
-    parser = _Parser(
-        dataclass_types,
-        allow_abbrev=False,
-        description=description,
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-        epilog="--recipe YAML ...: files of flags, read from left to right; flags on the command line come last.",
-    )
-    names = {option.lstrip("-") for action in parser._actions for option in action.option_strings}
-    for path in known.recipe:
-        unknown = sorted(set(load_recipe(path)) - names)
-        if unknown:
-            raise UserError(f"{path}: no such flag: {', '.join(unknown)}. See --help for the flags.")
-    recipe_flags = [flag for path in known.recipe for flag in recipe_to_flags(path)]
+    parser = _build_parser(dataclass_types, description)
     try:
-        return parser.parse_args_into_dataclasses(recipe_flags + flags, look_for_args_file=False)
+        return parser.parse_args_into_dataclasses(_read_flags(parser, argv), look_for_args_file=False)
     except UserError:
         raise
     except (ValueError, TypeError, ImportError) as error:
@@ -130,19 +118,48 @@ def parse_args(dataclass_types: Iterable[type], argv: Sequence[str] | None = Non
         raise UserError(" ".join(str(error).split())) from error
 
 
-def changed_arguments(*groups: Any) -> dict[str, Any]:
-    """The fields of some parsed argument groups that differ from their defaults, as a recipe that gives them again."""
-    changed: dict[str, Any] = {}
-    for group in groups:
-        default = type(group)()
-        for field in fields(group):
-            value = getattr(group, field.name)
-            if not field.init or value is None or value == getattr(default, field.name):
-                continue
-            value = getattr(value, "value", value)  # an enum is written as the word that selects it
-            if isinstance(value, (str, int, float, list, dict)):
-                changed[field.name] = value
-    return changed
+def given_arguments(dataclass_types: Iterable[type], argv: Sequence[str] | None = None) -> dict[str, Any]:
+    """
+    What recipes and flags set, defaults left out: a recipe that gives the same arguments again.
+
+    Args:
+        dataclass_types (iterable of dataclass types): As for [`parse_args`].
+        argv (sequence of `str`, *optional*): The arguments, by default those of the process.
+
+    Returns:
+        `dict`: flag to value.
+
+    Raises:
+        UserError: as [`parse_args`].
+    """
+    parser = _build_parser(dataclass_types)
+    flags = _read_flags(parser, argv)
+    names = {flag.split("=")[0] for flag in flags if flag.startswith("--")}
+    values = vars(parser.parse_args(flags))
+    return {a.dest: values[a.dest] for a in parser._actions if names & set(a.option_strings) and a.dest in values}
+
+
+def _build_parser(dataclass_types: Iterable[type], description: str | None = None) -> _Parser:
+    return _Parser(
+        cast(Any, dataclass_types),
+        allow_abbrev=False,
+        description=description,
+        formatter_class=_HelpFormatter,
+        epilog="--recipe YAML ...: files of flags, read from left to right; flags on the command line come last.",
+    )
+
+
+def _read_flags(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> list[str]:
+    """The flags of the recipes that `argv` names, then its own."""
+    recipes = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    recipes.add_argument("--recipe", nargs="+", action="extend", default=[])
+    known, flags = recipes.parse_known_args(sys.argv[1:] if argv is None else argv)
+    names = {option.lstrip("-") for action in parser._actions for option in action.option_strings}
+    for path in known.recipe:
+        unknown = sorted(set(load_recipe(path)) - names)
+        if unknown:
+            raise UserError(f"{path}: no such flag: {', '.join(unknown)}. See --help for the flags.")
+    return [flag for path in known.recipe for flag in recipe_to_flags(path)] + flags
 
 
 def run_script(main: Callable[[], None]) -> None:

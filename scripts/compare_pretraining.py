@@ -40,9 +40,7 @@ class ComparisonArguments:
     seeds: list[int] = field(default_factory=lambda: [0, 1, 2], metadata={"help": "Every model runs with each."})
     output_dir: str = field(default="runs/compare_pretraining", metadata={"help": "Folder of the runs."})
     results_name: str = field(default="pretraining", metadata={"help": "Name of the table's files."})
-    results_dir: str = field(
-        default=str(ROOT / "model_cards" / "results"), metadata={"help": "Folder of the table."}
-    )
+    results_dir: str = field(default=str(ROOT / "model_cards" / "results"), metadata={"help": "Folder of the table."})
 
 
 def main() -> None:
@@ -82,7 +80,7 @@ def write_table(runs: list[Run], arguments: ComparisonArguments) -> None:
     }
     write_json(folder / f"{name}.json", results)
     write_atomically(folder / f"{name}.md", format_table(results, name))
-    curves = {row["name"]: [evaluation_curve(run.folder) for run in runs if run.name == row["name"]] for row in rows}
+    curves = {row["name"]: [evaluation_curve(metrics[run]) for run in runs if run.name == row["name"]] for row in rows}
     plot_mean_curves(curves, folder / f"{name}.png", f"Evaluation loss, {arguments.data_name}")
     print((folder / f"{name}.md").read_text(encoding="utf-8"))
 
@@ -108,11 +106,9 @@ def summarise(name: str, metrics: list[dict]) -> dict:
     }
 
 
-def evaluation_curve(folder: Path) -> list[tuple[int, float]]:
+def evaluation_curve(metrics: dict) -> list[tuple[int, float]]:
     """Steps and evaluation losses of a run."""
-    (state,) = folder.glob("trainer_state.json")
-    history = json.loads(state.read_text(encoding="utf-8"))["log_history"]
-    return sorted({entry["step"]: entry["eval_loss"] for entry in history if "eval_loss" in entry}.items())
+    return sorted({entry["step"]: entry["eval_loss"] for entry in metrics["history"] if "eval_loss" in entry}.items())
 
 
 def format_table(results: dict, name: str) -> str:
@@ -121,11 +117,11 @@ def format_table(results: dict, name: str) -> str:
     lines = [
         f"# Pre-training compared: {results['data']}",
         "",
-        f"Masked language modelling, {recipe['max_steps']} steps of {recipe['per_device_train_batch_size']} sequences of "
-        f"{recipe['max_seq_length']} tokens at learning rate {recipe['learning_rate']}, the same tokenizer "
+        f"Masked language modelling, {recipe['max_steps']} steps of {recipe['per_device_train_batch_size']} sequences "
+        f"of {recipe['max_seq_length']} tokens at learning rate {recipe['learning_rate']}, the same tokenizer "
         f"({results['vocab_size']} tokens at most), data, steps and schedule for every row; seeds "
-        f"{', '.join(map(str, results['seeds']))}. Loss in nats per masked token over the same masks, mean and standard "
-        f"deviation over the seeds. Unigram frequencies of the training text: {results['unigram_loss']:.3f}.",
+        f"{', '.join(map(str, results['seeds']))}. Loss in nats per masked token over the same masks, mean and "
+        f"standard deviation over the seeds. Unigram frequencies of the training text: {results['unigram_loss']:.3f}.",
         "",
         "| model | parameters | evaluation loss | accuracy | step, ms (processor time) |",
         "|---|---|---|---|---|",

@@ -1,5 +1,6 @@
 """Masked language modelling on the Trainer: masking, an evaluation that weighs tokens equally, and step times."""
 
+import hashlib
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -14,6 +15,8 @@ from transformers import (
     PreTrainedTokenizerBase,
     Trainer,
     TrainerCallback,
+    TrainerState,
+    TrainingArguments,
 )
 from transformers.trainer_utils import EvalLoopOutput
 
@@ -26,11 +29,22 @@ class MaskingCollator(DataCollatorForLanguageModeling):
     Pads examples and masks those that come without labels: 15 % of the tokens by default, of these 80 % become [MASK],
     10 % a random token, 10 % stay.
 
+    The masks of a batch depend on `seed` and the number of the batch alone ([`MaskNumbering`] keeps count), so that a
+    run that is cut short and resumed sees the masks that it would have seen.
+
     Examples that carry labels, as evaluation blocks do ([`mask_once`]), are only padded. A mask that keeps every token
     is left out, so that architectures that take inputs of one length alone can be trained too.
     """
 
-    def torch_call(self, examples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.start_at(0)
+
+    def start_at(self, batch_number: int) -> None:
+        """Say how many batches of the run come before the next one."""
+        self._first, self._drawn = batch_number, 0
+
+    def torch_call(self, examples: list[Any]) -> dict[str, torch.Tensor]:
         if "labels" in examples[0]:
             labels = [example.pop("labels") for example in examples]
             batch = dict(self.tokenizer.pad(examples, return_tensors="pt"))
@@ -38,10 +52,29 @@ class MaskingCollator(DataCollatorForLanguageModeling):
             padded = [list(row) + [IGNORE_INDEX] * (width - len(row)) for row in labels]
             batch["labels"] = torch.tensor(padded)
         else:
+            self.generator = torch.Generator().manual_seed(self._next_seed())
             batch = dict(super().torch_call(examples))
         if bool(batch["attention_mask"].all()):
             del batch["attention_mask"]
         return batch
+
+    def _next_seed(self) -> int:
+        # Workers of a data loader take batches in turn and count their own.
+        worker = torch.utils.data.get_worker_info()
+        index, workers = (0, 1) if worker is None else (worker.id, worker.num_workers)
+        number = self._first + self._drawn * workers + index
+        self._drawn += 1
+        return int.from_bytes(hashlib.sha256(f"{self.seed}/{number}".encode()).digest()[:7], "big")
+
+
+class MaskNumbering(TrainerCallback):
+    """Tells a [`MaskingCollator`] where in the run an epoch begins, or goes on after an interruption."""
+
+    def __init__(self, collator: MaskingCollator):
+        self.collator = collator
+
+    def on_epoch_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        self.collator.start_at(state.global_step * args.gradient_accumulation_steps)
 
 
 def mask_once(blocks: Dataset, tokenizer: PreTrainedTokenizerBase, mlm_probability: float, seed: int) -> Dataset:
@@ -86,13 +119,12 @@ def sum_token_losses(logits: torch.Tensor | tuple, labels: torch.Tensor) -> torc
         `torch.Tensor` of shape `(batch_size, 3)`: each sequence's summed loss in nats, correct predictions and number
         of predicted tokens.
     """
-    if isinstance(logits, tuple):
-        logits = logits[0]
+    scores = logits[0] if isinstance(logits, tuple) else logits
     predicted = labels != IGNORE_INDEX
-    rows = logits[predicted].float()
+    rows = scores[predicted].float()
     targets = labels[predicted]
     losses = torch.nn.functional.cross_entropy(rows, targets, reduction="none")
-    sums = logits.new_zeros(labels.shape[0], 3, dtype=torch.float32)
+    sums = scores.new_zeros(labels.shape[0], 3, dtype=torch.float32)
     sequence = predicted.nonzero()[:, 0]
     values = torch.stack([losses, (rows.argmax(dim=-1) == targets).float(), torch.ones_like(losses)], dim=-1)
     return sums.index_add_(0, sequence, values)
@@ -118,15 +150,14 @@ class MaskedLMTrainer(Trainer):
     and depends on the batch size.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any):
-        super().__init__(
-            *args, compute_metrics=token_metrics, preprocess_logits_for_metrics=sum_token_losses, **kwargs
-        )
+    def __init__(self, **kwargs: Any):
+        super().__init__(compute_metrics=token_metrics, preprocess_logits_for_metrics=sum_token_losses, **kwargs)
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
         output = super().evaluation_loop(*args, **kwargs)
-        for name in [name for name in output.metrics if name.endswith("_token_loss")]:
-            output.metrics[name.replace("_token_loss", "_loss")] = output.metrics.pop(name)
+        metrics = output.metrics or {}
+        for name in [name for name in metrics if name.endswith("_token_loss")]:
+            metrics[name.replace("_token_loss", "_loss")] = metrics.pop(name)
         return output
 
 

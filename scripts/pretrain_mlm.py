@@ -16,21 +16,23 @@ import os
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 from datasets import Dataset, IterableDataset
 from filelock import FileLock
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, TrainingArguments, pipeline, set_seed
+from transformers.trainer_pt_utils import AcceleratorConfig
 
 from architectures import ModelArguments, build_masked_lm
-from arguments import UserError, changed_arguments, parse_args, run_script
+from arguments import UserError, given_arguments, parse_args, run_script
 from checkpoint_card import write_pretraining_card
 from data.corpus import Corpus, CorpusArguments, TextSource, load_corpus
 from data.packing import mix_blocks, prepare_blocks, stream_blocks, unigram_cross_entropy
-from masked_lm import MaskedLMTrainer, MaskingCollator, StepTimer, mask_once
+from masked_lm import MaskedLMTrainer, MaskingCollator, MaskNumbering, StepTimer, mask_once
 from plots import plot_loss_curve
 from run_folder import METRICS_FILE, describe_environment, find_checkpoint, prepare_run_folder, write_json
-from train_tokenizer import train_wordpiece
+from train_tokenizer import sample_texts, save_tokenizer, train_wordpiece
 
 
 QUICKSTART = Path(__file__).parent.parent / "configuration" / "pretrain" / "quickstart.yaml"
@@ -84,10 +86,10 @@ def main() -> None:
         argv = ["--recipe", str(QUICKSTART), *argv]
     types = (ModelArguments, CorpusArguments, MaskedLMArguments, PretrainingArguments)
     model_arguments, corpus_arguments, mlm_arguments, training = parse_args(types, argv, description=__doc__)
+    started = given_arguments(types, argv)
+    check_training_arguments(training, corpus_arguments)
     logging.basicConfig(format="%(message)s", level=logging.INFO if training.should_log else logging.WARNING)
     logging.getLogger("httpx").setLevel(logging.WARNING)
-    started = changed_arguments(model_arguments, corpus_arguments, mlm_arguments, training)
-    check_training_arguments(training, corpus_arguments)
     set_seed(training.seed)
 
     corpus = load_corpus(corpus_arguments)
@@ -98,15 +100,18 @@ def main() -> None:
     model = build_masked_lm(model_arguments, tokenizer, mlm_arguments.max_seq_length, training.seed)
     train_blocks, eval_blocks, unigram_loss = load_blocks(corpus, tokenizer, corpus_arguments, mlm_arguments, training)
 
+    # Every process masks its own part of a batch.
+    mask_seed = training.seed * training.world_size + training.process_index
+    collator = MaskingCollator(tokenizer=tokenizer, mlm_probability=mlm_arguments.mlm_probability, seed=mask_seed)
     timer = StepTimer()
     trainer = MaskedLMTrainer(
         model=model,
         args=training,
         train_dataset=train_blocks,
         eval_dataset=mask_once(eval_blocks, tokenizer, mlm_arguments.mlm_probability, seed=0),
-        data_collator=MaskingCollator(tokenizer=tokenizer, mlm_probability=mlm_arguments.mlm_probability),
+        data_collator=collator,
         processing_class=tokenizer,
-        callbacks=[timer],
+        callbacks=[timer, MaskNumbering(collator)],
     )
     checkpoint = training.resume_from_checkpoint or find_checkpoint(training.output_dir)
     train_metrics = trainer.train(resume_from_checkpoint=checkpoint).metrics
@@ -120,6 +125,7 @@ def main() -> None:
         "model_type": model.config.model_type,
         "seed": training.seed,
         "environment": describe_environment(),
+        "history": [entry for entry in trainer.state.log_history if "loss" in entry or "eval_loss" in entry],
     }
     trainer.save_model()
     if trainer.is_world_process_zero():
@@ -133,6 +139,8 @@ def main() -> None:
 
 def check_training_arguments(training: PretrainingArguments, corpus_arguments: CorpusArguments) -> None:
     """Work out gradient accumulation, and refuse combinations that would train something else than what was asked."""
+    # Asking for the device joins the process group, without which the world is one process.
+    training.dataloader_pin_memory = training.dataloader_pin_memory and training.device.type == "cuda"
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     if processes > training.world_size:
         raise UserError(
@@ -141,7 +149,9 @@ def check_training_arguments(training: PretrainingArguments, corpus_arguments: C
         )
     if corpus_arguments.streaming and training.max_steps <= 0:
         raise UserError("A streamed corpus has no known length: say how long to train with --max_steps.")
-    training.dataloader_pin_memory = training.dataloader_pin_memory and training.device.type == "cuda"
+    if corpus_arguments.streaming:
+        # Every process reads its own shards of the stream; dispatching would read all of it in the first.
+        cast(AcceleratorConfig, training.accelerator_config).dispatch_batches = False
     if training.global_batch_size is not None:
         at_once = training.train_batch_size * training.world_size
         steps, rest = divmod(training.global_batch_size, at_once)
@@ -164,11 +174,9 @@ def load_tokenizer(
         # A file lock and not a barrier: training on a large corpus outlasts the time-out of a collective.
         with FileLock(f"{trained}.lock"):
             if not trained.is_dir():
-                texts = (text for source in corpus.train for text in source)
-                train_wordpiece(
-                    texts, mlm_arguments.vocab_size, model_max_length=mlm_arguments.max_seq_length
-                ).save_pretrained(f"{trained}.partial")
-                Path(f"{trained}.partial").rename(trained)
+                texts = sample_texts(corpus.train, probabilities=corpus.probabilities)
+                length = mlm_arguments.max_seq_length
+                save_tokenizer(train_wordpiece(texts, mlm_arguments.vocab_size, model_max_length=length), trained)
     try:
         tokenizer = AutoTokenizer.from_pretrained(name or trained, trust_remote_code=model_arguments.trust_remote_code)
     except (OSError, ValueError) as error:
@@ -213,14 +221,17 @@ def load_blocks(
 
 def show_predictions(folder: str, eval_blocks: Dataset, count: int = 3) -> list[str]:
     """Print what the saved model puts in the place of a few masked words; returns the masked sentences."""
-    fill_mask = pipeline("fill-mask", model=folder, top_k=5, device="cpu")
-    tokenizer = fill_mask.tokenizer
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+    fill_mask: Any = pipeline("fill-mask", model=folder, top_k=5, device="cpu", tokenizer_kwargs={"truncation": True})
     generator = torch.Generator().manual_seed(0)
     sentences = []
     for block in eval_blocks.select(range(min(count, len(eval_blocks)))):
-        tokens = [token for token in block["input_ids"] if token not in tokenizer.all_special_ids][:24]
-        place = int(torch.randint(len(tokens), (1,), generator=generator))
-        word, tokens[place] = tokenizer.decode(tokens[place]), tokenizer.mask_token_id
+        tokens = [token for token in block["input_ids"] if token not in tokenizer.all_special_ids]
+        tokens = tokens[: min(24, len(block["input_ids"]) // 2)]
+        names = [*tokenizer.convert_ids_to_tokens(tokens), "##"]
+        words = [n for n in range(len(tokens)) if names[n].isalpha() and not names[n + 1].startswith("##")]
+        place = words[int(torch.randint(len(words), (1,), generator=generator))] if words else 0
+        word, tokens[place] = names[place], tokenizer.mask_token_id
         sentences.append(tokenizer.decode(tokens))
         guesses = ", ".join(f"{guess['token_str']} ({guess['score']:.0%})" for guess in fill_mask(sentences[-1]))
         logger.info("  %s\n    was: %s; guessed: %s", sentences[-1], word, guesses)
@@ -229,7 +240,7 @@ def show_predictions(folder: str, eval_blocks: Dataset, count: int = 3) -> list[
 
 def report(trainer: MaskedLMTrainer, metrics: dict, arguments: dict, corpus: Corpus, eval_blocks: Dataset) -> None:
     """Write the loss curve, a model card and the metrics, and show what the model has learnt."""
-    folder = Path(trainer.args.output_dir)
+    folder = Path(str(trainer.args.output_dir))
     plot_loss_curve(
         trainer.state.log_history,
         folder / "loss.png",

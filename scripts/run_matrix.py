@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from arguments import UserError
 from tqdm import tqdm
+
+from arguments import UserError
 
 
 @dataclass(frozen=True)

@@ -164,3 +164,8 @@ def token_outputs(output) -> list[torch.Tensor]:
 def gradients(model) -> dict[str, torch.Tensor]:
     """A copy of the gradients of all parameters."""
     return {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
+
+
+def assert_equal(actual, expected, name: str = "") -> None:
+    """Equal up to rounding in float64; of containers, all they hold."""
+    torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-9, msg=lambda message: f"{name} {message}".strip())

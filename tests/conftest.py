@@ -12,7 +12,8 @@ import torch
 
 @pytest.fixture(autouse=True, scope="session")
 def few_threads():
-    torch.set_num_threads(2)
+    # One, because threads that wait for one another stand still where the processors are shared.
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)

@@ -143,7 +143,7 @@ def naive_skeleton_attention(weights: Weights, config, states: Tensor) -> tuple[
     for name, heads in (("token_norm", token_heads), ("feature_norm", feature_heads)):
         if heads:
             contexts.append(naive_layer_norm(under(weights, name), torch.cat(heads, dim=-1), config.layer_norm_eps))
-    context = sum(contexts) / len(contexts)
+    context = torch.stack(contexts).mean(0)
     return naive_linear(under(weights, "output"), context), attentions
 
 

@@ -330,6 +330,14 @@ def test_ranks_and_workers_share_a_stream_without_repeating(tokenizer, stream):
     assert min(share.total() for share in shares) > 0.3 * expected.total()
 
 
+def test_a_document_is_in_one_shard(tokenizer):
+    rows = [row for text in make_texts(40) for row in (*text.split(" ", maxsplit=3), "")]
+    source = make_source(rows, "blank_line")
+    shards, whole = (stream_blocks(source, tokenizer, 500, True, num_shards=n) for n in (3, 1))
+    assert len(list(whole)) == 40
+    assert sorted(block["input_ids"] for block in shards) == sorted(block["input_ids"] for block in whole)
+
+
 def test_a_stream_goes_on_where_it_was_left(tokenizer, stream):
     blocks = stream_blocks(stream, tokenizer, 32, num_shards=2)
     expected = list(blocks)
@@ -496,6 +504,7 @@ def test_a_text_without_blank_lines_is_held_out_in_parts(tmp_path):
     corpus = load(tmp_path, train_file=[path])
     rows = [row for source in (*corpus.train, *corpus.validation) for row in source if row]
     assert sorted(rows) == sorted(make_texts(300))
+    assert 0 < len(read_documents(corpus.validation[0])) < len(read_documents(corpus.train[0]))
 
 
 def test_documents_can_be_limited(tmp_path):
@@ -504,7 +513,8 @@ def test_documents_can_be_limited(tmp_path):
     corpus, whole = load(tmp_path, **flags), load(tmp_path, train_file=[path], validation_fraction=0.2)
     assert read_documents(corpus.train[0]) == read_documents(whole.train[0])[:7]
     assert read_documents(corpus.validation[0]) == read_documents(whole.validation[0])[:2]
-    assert corpus.train[0].fingerprint != whole.train[0].fingerprint
+    fewer = load(tmp_path, **(flags | {"max_train_documents": 6}))
+    assert len({source.train[0].fingerprint for source in (corpus, whole, fewer)}) == 3
 
 
 def test_fingerprints_follow_the_content_of_files(tmp_path):
@@ -695,7 +705,9 @@ the one   the other
 .. note:: This directive is not a part of the text that we want to have here.
 
 ```python
-print("The words of this line are in a program, and not for the reader.")
+# The words of this line are in a program, and they are not for the reader.
+
+The words of this line are in the same program, and so it is left out.
 ```
 """
 

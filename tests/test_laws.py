@@ -11,6 +11,7 @@ from builders import (
     MODELS,
     VOCAB_SIZE,
     Batch,
+    assert_equal,
     call,
     gradients,
     make_batch,
@@ -23,7 +24,6 @@ from modeling_sktformer.attention import draw_permutation, resize_order, select_
 from modeling_sktformer.smoothing import PositionBatchNorm
 
 
-TOLERANCE = {"rtol": 1e-9, "atol": 1e-9}
 all_models = pytest.mark.parametrize("model_class", MODELS, ids=lambda c: c.__name__)
 all_heads = pytest.mark.parametrize("model_class", HEADS, ids=lambda c: c.__name__)
 both_norms = pytest.mark.parametrize("smoother_norm", ["batch_norm", "layer_norm"])
@@ -58,9 +58,9 @@ def test_padding_changes_nothing(model_class, pooling, smoother_norm, training):
     assert grads
     for side, width in itertools.product(["right", "left", "holes"], [12, 13, 16]):
         other_loss, other_rows, other_grads = outcome(model, batch, side, width)
-        torch.testing.assert_close(other_loss, loss, **TOLERANCE)
-        torch.testing.assert_close(other_rows, rows, **TOLERANCE)
-        torch.testing.assert_close(other_grads, grads, **TOLERANCE)
+        assert_equal(other_loss, loss)
+        assert_equal(other_rows, rows)
+        assert_equal(other_grads, grads)
 
 
 @all_models
@@ -72,7 +72,7 @@ def test_padding_to_full_mask_equals_no_mask(model_class):
     expected = call(model, {k: v for k, v in inputs.items() if k != "attention_mask"}, **labels)
     for mask in (inputs["attention_mask"], inputs["attention_mask"].bool(), inputs["attention_mask"].double()):
         got = call(model, {**inputs, "attention_mask": mask}, **labels)
-        torch.testing.assert_close(dict(got), dict(expected), **TOLERANCE)
+        assert_equal(dict(got), dict(expected))
 
 
 @pytest.mark.parametrize("side", ["right", "left", "holes"])
@@ -92,9 +92,9 @@ def test_captured_states_come_back_in_the_order_of_the_input(side):
     assert len(got.attentions) == 2
     for row, place in enumerate(batch.places(side, 14)):
         for states, expected in zip(got.hidden_states, alone[row].hidden_states, strict=True):
-            torch.testing.assert_close(states[row, place], expected[0], **TOLERANCE)
+            assert_equal(states[row, place], expected[0])
         for states, expected in zip(got.attentions, alone[row].attentions, strict=True):
-            torch.testing.assert_close(states[row][:, place], expected[0], **TOLERANCE)
+            assert_equal(states[row][:, place], expected[0])
 
 
 def test_position_ids_and_embeddings_move_with_their_tokens():
@@ -106,11 +106,11 @@ def test_position_ids_and_embeddings_move_with_their_tokens():
     left = batch.inputs("left", 12)
     moved = torch.stack([position_ids[0], position_ids[1].roll(7)])
     got = model(**left, position_ids=moved).last_hidden_state
-    torch.testing.assert_close(got[0], expected[0], **TOLERANCE)
-    torch.testing.assert_close(got[1, 7:], expected[1, :5], **TOLERANCE)
+    assert_equal(got[0], expected[0])
+    assert_equal(got[1, 7:], expected[1, :5])
     embeds = model.get_input_embeddings()(left.pop("input_ids"))
     got = model(**left, inputs_embeds=embeds, position_ids=moved).last_hidden_state
-    torch.testing.assert_close(got[1, 7:], expected[1, :5], **TOLERANCE)
+    assert_equal(got[1, 7:], expected[1, :5])
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -138,10 +138,10 @@ def test_a_sequence_does_not_depend_on_the_others_in_evaluation(model_class, smo
         if tokens := token_outputs(alone):
             length = len(batch.sequences[first])
             for values, expected in zip(token_outputs(together), tokens, strict=True):
-                torch.testing.assert_close(values[first, :length], expected[0], **TOLERANCE)
+                assert_equal(values[first, :length], expected[0])
         else:
             row = first // step
-            torch.testing.assert_close(together.logits[row : row + 1], alone.logits, **TOLERANCE)
+            assert_equal(together.logits[row : row + 1], alone.logits)
 
 
 @pytest.mark.parametrize(("smoother_norm", "coupled"), [("layer_norm", False), ("batch_norm", True)])
@@ -177,7 +177,7 @@ def test_no_length_is_special_at_the_default_size(length):
     padded = torch.nn.functional.pad(tokens, (512 - length, 0))
     mask = torch.nn.functional.pad(torch.ones_like(tokens), (512 - length, 0))
     got = model(padded, attention_mask=mask).last_hidden_state[:, 512 - length :]
-    torch.testing.assert_close(got, expected, **TOLERANCE)
+    assert_equal(got, expected)
 
 
 def test_full_sample_is_full_attention():
@@ -185,14 +185,14 @@ def test_full_sample_is_full_attention():
     attention = model.layers[0].attention
     states = torch.randn(3, 16, 12, dtype=torch.float64)
     mask = torch.arange(16) < torch.tensor([16, 9, 1])[:, None]
-    heads = [
+    query, key, value = (
         layer(states).unflatten(-1, (2, 6)).transpose(1, 2)
         for layer in (attention.query, attention.key, attention.value)
-    ]
-    attended = torch.nn.functional.scaled_dot_product_attention(*heads, attn_mask=mask[:, None, None])
+    )
+    attended = torch.nn.functional.scaled_dot_product_attention(query, key, value, mask[:, None, None])
     expected = attention.output(attention.token_norm(attended.transpose(1, 2).flatten(2)))
     got, probabilities = attention(states, mask)
-    torch.testing.assert_close(got, expected, **TOLERANCE)
+    assert_equal(got, expected)
     assert probabilities.shape == (3, 2, 16, 16)
 
 
@@ -203,6 +203,7 @@ def test_landmarks_are_a_uniform_sample_of_real_tokens(length):
         order = draw_permutation(16, seed, 0, "landmark_order")
         mask = (torch.arange(16) < length).unsqueeze(0)
         positions, valid = select_landmarks(order, 4, 16, mask)
+        assert valid is not None
         assert valid.all()
         assert len(positions.unique()) == 4
         assert positions.max() < length
@@ -224,6 +225,7 @@ def test_short_sequences_have_fewer_landmarks():
     order = draw_permutation(16, 0, 0, "landmark_order")
     mask = torch.arange(16) < torch.tensor([0, 3, 16])[:, None]
     positions, valid = select_landmarks(order, 5, 16, mask)
+    assert valid is not None
     assert valid.sum(dim=1).tolist() == [0, 3, 5]
     assert sorted(positions[1, :3].tolist()) == [0, 1, 2]
 
@@ -276,9 +278,9 @@ def test_gradient_checkpointing_changes_neither_gradients_nor_statistics(use_ree
         _, _, grads = outcome(model, batch, "left", 14)
         results.append((grads, {k: v for k, v in model.state_dict().items() if "running" in k}))
     (plain_gradients, plain_statistics), (gradients_, statistics) = results
-    torch.testing.assert_close(gradients_, plain_gradients, **TOLERANCE)
+    assert_equal(gradients_, plain_gradients)
     assert plain_statistics
-    torch.testing.assert_close(statistics, plain_statistics, **TOLERANCE)
+    assert_equal(statistics, plain_statistics)
 
 
 def test_sparse_prediction_changes_neither_loss_nor_gradients():
@@ -289,7 +291,7 @@ def test_sparse_prediction_changes_neither_loss_nor_gradients():
         output = model(**batch.inputs(), **batch.labels(SKTformerForMaskedLM))
         output.loss.backward()
         results.append((output.loss.detach(), gradients(model), output.logits.dim()))
-    torch.testing.assert_close(results[0][:2], results[1][:2], **TOLERANCE)
+    assert_equal(results[0][:2], results[1][:2])
     assert [result[2] for result in results] == [2, 3]
 
 
@@ -313,7 +315,7 @@ def test_accumulated_losses_add_up_to_the_loss_of_the_whole_batch(model_class):
                 num_items_in_batch=num_items,
             ).loss
         )
-    torch.testing.assert_close(sum(parts), whole, **TOLERANCE)
+    assert_equal(sum(parts), whole)
 
 
 def test_no_tensor_grows_with_the_square_of_the_length():
@@ -353,7 +355,7 @@ def test_lengthening_keeps_short_inputs(old, new, smoother_norm):
     model.resize_position_embeddings(new)
     assert model.config.max_position_embeddings == new
     for row, length in enumerate([min(old, new) // 2, 3, 1]):
-        torch.testing.assert_close(model(**inputs).logits[row, :length], expected[row, :length], **TOLERANCE)
+        assert_equal(model(**inputs).logits[row, :length], expected[row, :length])
     assert model(torch.ones(1, new, dtype=torch.long)).logits.isfinite().all()
 
 
@@ -377,7 +379,7 @@ def test_lengthening_there_and_back_is_the_same_model():
     model.resize_position_embeddings(24)
     model.resize_position_embeddings(16)
     assert torch.equal(model.sktformer.layers[0].attention.landmark_order, order)
-    torch.testing.assert_close(model(**inputs).logits, before, **TOLERANCE)
+    assert_equal(model(**inputs).logits, before)
 
 
 def test_shortening_below_the_landmarks_is_refused_and_changes_nothing():
@@ -455,4 +457,4 @@ def test_compiles_without_a_graph_break(training):
     batch = make_batch([12, 7])
     expected = model(**batch.inputs("left", 14)).last_hidden_state
     got = compiled(**batch.inputs("left", 14)).last_hidden_state
-    torch.testing.assert_close(got, expected, **TOLERANCE)
+    assert_equal(got, expected)

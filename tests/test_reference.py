@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from builders import MODELS, call, gradients, make_batch, make_model, token_outputs
+from builders import MODELS, assert_equal, call, gradients, make_batch, make_model, token_outputs
 from modeling_sktformer import (
     SKTformerForMaskedLM,
     SKTformerForMultipleChoice,
@@ -27,9 +27,7 @@ from reference import (
 )
 
 
-TOLERANCE = {"rtol": 1e-9, "atol": 1e-9}
-
-VARIANTS = {
+VARIANTS: dict[str, dict] = {
     "batch_norm": {},
     "layer_norm": {"smoother_norm": "layer_norm"},
     "odd_length": {"max_position_embeddings": 15},
@@ -111,27 +109,27 @@ def check_model(model_class, training, **overrides):
         loss = output.loss
     loss.backward()
 
-    torch.testing.assert_close(loss, expected_loss, **TOLERANCE)
+    assert_equal(loss, expected_loss)
     assert gradients(model).keys() == expected_gradients.keys()
     for name, gradient in gradients(model).items():
-        torch.testing.assert_close(gradient, expected_gradients[name], **TOLERANCE, msg=lambda m, n=name: f"{n}: {m}")
+        assert_equal(gradient, expected_gradients[name], name)
     if model_class is SKTformerForMaskedLM and training:
         labels = batch.labels(model_class)["labels"]
         rows = [row[labels[i, : len(row)] != -100] for i, row in enumerate(expected)]
-        torch.testing.assert_close(output.logits, torch.cat(rows), **TOLERANCE)
+        assert_equal(output.logits, torch.cat(rows))
     elif tokens := token_outputs(output):
         for row, states in enumerate(expected):
             got = torch.stack([values[row, : len(states)] for values in tokens], dim=-1)
-            torch.testing.assert_close(got.squeeze(-1) if len(tokens) == 1 else got, states, **TOLERANCE)
+            assert_equal(got.squeeze(-1) if len(tokens) == 1 else got, states)
     else:
-        torch.testing.assert_close(output.logits, torch.stack(expected), **TOLERANCE)
+        assert_equal(output.logits, torch.stack(expected))
 
 
 @pytest.mark.parametrize("num_positions", [1, 2, 9, 16])
 def test_kernel_of_reference_is_the_inverse_transform(num_positions):
     filter = torch.randn(3, num_positions // 2 + 1, 2, dtype=torch.float64)
     expected = torch.fft.irfft(torch.view_as_complex(filter), n=num_positions)
-    torch.testing.assert_close(naive_kernel(filter, num_positions), expected, **TOLERANCE)
+    assert_equal(naive_kernel(filter, num_positions), expected)
 
 
 @pytest.mark.parametrize(("length", "num_positions"), [(1, 1), (1, 16), (9, 16), (16, 16), (63, 63), (100, 127)])
@@ -142,13 +140,13 @@ def test_fourier_convolution_is_the_circular_sum(length, num_positions):
     weight = torch.randn(2, length, 6, dtype=torch.float64)
     outputs = fourier_convolution(inputs, filter, 3, num_positions).mT
     expected = torch.stack([naive_fourier_convolution(row, filter, 3, num_positions) for row in inputs])
-    torch.testing.assert_close(outputs, expected, **TOLERANCE)
+    assert_equal(outputs, expected)
     for got, want in zip(
         torch.autograd.grad((outputs * weight).sum(), (inputs, filter)),
         torch.autograd.grad((expected * weight).sum(), (inputs, filter)),
         strict=True,
     ):
-        torch.testing.assert_close(got, want, **TOLERANCE)
+        assert_equal(got, want)
 
 
 def test_attentions_are_the_token_branch():
@@ -168,5 +166,5 @@ def test_attentions_are_the_token_branch():
         for head, expected in enumerate(heads):
             num_tokens, num_landmarks = expected.shape
             got = attentions[row, head, :num_tokens]
-            torch.testing.assert_close(got[:, :num_landmarks], expected, **TOLERANCE)
+            assert_equal(got[:, :num_landmarks], expected)
             assert not got[:, num_landmarks:].any()

@@ -119,7 +119,7 @@ class CorpusArguments:
     )
     cache_dir: str | None = field(
         default=None,
-        metadata={"help": "Folder for downloads and prepared blocks; by default the cache of the datasets library."},
+        metadata={"help": "Folder for prepared text and blocks; by default the cache of the datasets library."},
     )
     max_train_documents: int | None = field(
         default=None, metadata={"help": "Use only this many documents of each training source."}
@@ -216,7 +216,7 @@ class TextSource:
     def split(self, fraction: float) -> "tuple[TextSource, TextSource]":
         """
         Hold out about `fraction` of the documents, chosen by their content: equal documents are on the same side, and
-        documents that are added later move no other document.
+        documents that are added later move no other one (unless there are too few to reach `fraction`).
 
         Args:
             fraction (`float`):

@@ -1,0 +1,249 @@
+"""The pre-training script from the command line to the checkpoint."""
+
+import json
+import math
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from transformers import AutoModelForMaskedLM, AutoTokenizer, pipeline
+
+import pretrain_mlm
+from arguments import UserError, run_script
+from modeling_sktformer import SKTformerForMaskedLM
+from run_folder import find_checkpoint
+
+
+SCRIPT = Path(pretrain_mlm.__file__)
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    """A language of sentences whose second half follows from the first."""
+    folder = tmp_path_factory.mktemp("text")
+    choose = random.Random(0)
+    subjects = {"the cat": "meows at night", "the dog": "barks at noon", "a bird": "sings in spring"}
+    lines = []
+    for _ in range(1500):
+        subject = choose.choice(list(subjects))
+        lines.append(f"{subject} {choose.choice(['often', 'never', 'always'])} {subjects[subject]} .")
+    (folder / "train.txt").write_text("\n".join(lines[:1400]))
+    (folder / "validation.txt").write_text("\n".join(lines[1400:]))
+    return folder
+
+
+@pytest.fixture
+def recipe(tmp_path, text):
+    """Flags of a run that takes seconds."""
+    path = tmp_path / "recipe.yaml"
+    flags = {
+        "config_overrides": "num_hidden_layers=1,hidden_size=32,intermediate_size=64,hidden_dropout_prob=0.05",
+        "max_seq_length": 24,
+        "vocab_size": 200,
+        "per_device_train_batch_size": 8,
+        "learning_rate": 5e-3,
+        "max_steps": 4,
+        "eval_strategy": "steps",
+        "eval_steps": 2,
+        "save_strategy": "steps",
+        "save_steps": 2,
+        "logging_steps": 1,
+        "use_cpu": True,
+        "train_file": [str(text / "train.txt")],
+        "validation_file": [str(text / "validation.txt")],
+        "cache_dir": str(tmp_path / "cache"),
+        "output_dir": str(tmp_path / "run"),
+        "disable_tqdm": True,
+    }
+    path.write_text(yaml.safe_dump(flags))
+    return path
+
+
+def run(monkeypatch, *flags):
+    monkeypatch.setattr(sys, "argv", [str(SCRIPT), *map(str, flags)])
+    pretrain_mlm.main()
+
+
+def metrics_of(folder):
+    return json.loads((Path(folder) / "metrics.json").read_text())
+
+
+def test_a_run_leaves_a_model_that_fills_masks(tmp_path, recipe, monkeypatch, caplog):
+    monkeypatch.chdir(tmp_path)
+    caplog.set_level("INFO")
+    run(monkeypatch, "--recipe", recipe, "--max_steps", 300, "--eval_steps", 150, "--save_steps", 150, "--seed", 3)
+    folder = tmp_path / "run"
+    metrics = metrics_of(folder)
+    assert metrics["eval_loss"] < 0.6 * metrics["unigram_loss"]
+    assert metrics["eval_perplexity"] == pytest.approx(math.exp(metrics["eval_loss"]))
+    assert metrics["unigram_perplexity"] == pytest.approx(math.exp(metrics["unigram_loss"]))
+    assert metrics["seed"] == 3
+    assert metrics["environment"]["torch"]
+    assert (folder / "loss.png").read_bytes().startswith(b"\x89PNG")
+    fill_mask = pipeline("fill-mask", model=str(folder))
+    assert fill_mask("the dog often [MASK] at noon .")[0]["token_str"] == "barks"
+    model = AutoModelForMaskedLM.from_pretrained(folder)
+    assert model.config.landmark_seed == 3
+    assert model.num_parameters() == metrics["parameters"]
+    assert len(AutoTokenizer.from_pretrained(folder)) == model.config.vocab_size
+    assert "[MASK]" in (folder / "README.md").read_text()
+    assert "unigram" in caplog.text
+
+    again = yaml.safe_load((folder / "arguments.yaml").read_text())
+    assert again["max_steps"] == 300
+    with pytest.raises(UserError, match="this very run, finished"):
+        run(monkeypatch, "--recipe", folder / "arguments.yaml")
+    with pytest.raises(UserError, match=r"another run \(.*seed: 3 there, 4 here"):
+        run(monkeypatch, "--recipe", folder / "arguments.yaml", "--seed", 4)
+    assert metrics_of(folder) == metrics
+
+
+def test_any_architecture_with_the_same_tokenizer(tmp_path, recipe, monkeypatch):
+    run(monkeypatch, "--recipe", recipe)
+    tokenizer = tmp_path / "run" / "tokenizer"
+    other = tmp_path / "bert"
+    run(monkeypatch, "--recipe", recipe, "--model_type", "bert", "--tokenizer_name", tokenizer, "--output_dir", other,
+        "--config_overrides", "num_hidden_layers=1")  # fmt: skip
+    assert metrics_of(other)["model_type"] == "bert"
+    assert metrics_of(other)["unigram_loss"] == metrics_of(tmp_path / "run")["unigram_loss"]
+    assert metrics_of(other)["eval_predicted_tokens"] == metrics_of(tmp_path / "run")["eval_predicted_tokens"]
+
+
+def test_pre_training_goes_on_from_a_checkpoint(tmp_path, recipe, monkeypatch):
+    run(monkeypatch, "--recipe", recipe)
+    flags = yaml.safe_load(recipe.read_text())
+    del flags["config_overrides"]
+    recipe.write_text(yaml.safe_dump(flags))
+    more = tmp_path / "more"
+    run(monkeypatch, "--recipe", recipe, "--model_name_or_path", tmp_path / "run", "--output_dir", more)
+    assert SKTformerForMaskedLM.from_pretrained(more).config.num_hidden_layers == 1
+
+
+def test_a_run_that_is_cut_short_ends_as_if_it_had_not_been(tmp_path, recipe, monkeypatch):
+    run(monkeypatch, "--recipe", recipe, "--output_dir", tmp_path / "whole")
+
+    def cut(trainer, *args, **kwargs):
+        if trainer.state.global_step == 3:
+            raise Stopped
+        return training_step(trainer, *args, **kwargs)
+
+    training_step = pretrain_mlm.MaskedLMTrainer.training_step
+    with monkeypatch.context() as context:
+        context.setattr(pretrain_mlm.MaskedLMTrainer, "training_step", cut)
+        with pytest.raises(Stopped):
+            run(context, "--recipe", recipe)
+    folder = tmp_path / "run"
+    assert find_checkpoint(folder) == str(folder / "checkpoint-2")
+    (folder / "checkpoint-3").mkdir()  # begun when the power went: not one to go on from
+    assert find_checkpoint(folder) == str(folder / "checkpoint-2")
+    assert not (folder / "metrics.json").exists()
+    run(monkeypatch, "--recipe", recipe)
+    assert metrics_of(folder)["eval_loss"] == pytest.approx(metrics_of(tmp_path / "whole")["eval_loss"], rel=1e-5)
+
+
+@pytest.mark.slow
+def test_a_killed_run_goes_on(tmp_path, recipe):
+    command = [sys.executable, str(SCRIPT), "--recipe", str(recipe), "--max_steps", "400"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while find_checkpoint(tmp_path / "run") is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not (tmp_path / "run" / "metrics.json").exists()
+    subprocess.run(command, check=True, capture_output=True)
+    assert metrics_of(tmp_path / "run")["train_runtime"]
+
+
+def test_streaming(tmp_path, recipe, monkeypatch):
+    run(monkeypatch, "--recipe", recipe, "--streaming")
+    assert metrics_of(tmp_path / "run")["eval_loss"] > 0
+
+
+def test_streaming_needs_steps(recipe, monkeypatch):
+    with pytest.raises(UserError, match="--max_steps"):
+        run(monkeypatch, "--recipe", recipe, "--streaming", "--max_steps", -1)
+
+
+class Stopped(Exception):
+    """Raised where a test has seen enough of a run."""
+
+
+def stop():
+    raise Stopped
+
+
+@pytest.mark.parametrize(("per_device", "accumulation"), [(8, 2), (16, 1)])
+def test_the_global_batch_is_kept_by_accumulation(recipe, monkeypatch, per_device, accumulation):
+    seen: dict[str, int] = {}
+    monkeypatch.setattr(
+        pretrain_mlm.MaskedLMTrainer,
+        "train",
+        lambda trainer, **_: seen.update(steps=trainer.args.gradient_accumulation_steps) or stop(),
+    )
+    with pytest.raises(Stopped):
+        run(monkeypatch, "--recipe", recipe, "--global_batch_size", 16, "--per_device_train_batch_size", per_device)
+    assert seen == {"steps": accumulation}
+
+
+def test_two_processes_train_one_model(tmp_path, recipe):
+    command = [
+        *(sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "29617"),
+        *(str(SCRIPT), "--recipe", str(recipe), "--global_batch_size", "16", "--max_steps", "2"),
+    ]
+    result = subprocess.run(
+        command, capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
+    assert result.returncode == 0, result.stderr[-3000:]
+    assert metrics_of(tmp_path / "run")["eval_predicted_tokens"] > 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--global_batch_size", "12"], "not a multiple of 8"),
+        (["--global_batch_size", "4"], "not a multiple of 8"),
+        (["--max_seq_length", "2"], "at least 3"),
+        (["--mlm_probability", "1.5"], "between 0 and 1"),
+        (["--config_overrides", "hidden_size=30"], "not divisible"),
+        (["--config_overrides", "num_landmark_tokens=99"], "larger than `max_position_embeddings`"),
+        (["--config_name", "sktformer-huge"], "neither a preset"),
+        (["--train_file", "nowhere.txt"], "nowhere.txt"),
+        (["--tokenizer_name", "nowhere"], "tokenizer nowhere cannot be loaded"),
+        (["--model_name_or_path", "nowhere"], "nowhere"),
+        (["--datasets", "Salesforce/wikitext:wikitext-103-raw-v1"], "(?i)offline|reach"),
+        (["--attn_implementation", "sdpa"], "--attn_implementation"),
+        (["--evaluation_strategy", "steps"], "--evaluation_strategy"),
+    ],
+)
+def test_mistakes_are_explained_and_leave_nothing(tmp_path, recipe, monkeypatch, flags, message):
+    with pytest.raises(UserError, match=message) as error:
+        run(monkeypatch, "--recipe", recipe, *flags)
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "run" / "metrics.json").exists()
+    assert not (tmp_path / "run" / "model.safetensors").exists()
+
+
+def test_a_folder_of_other_files_is_not_touched(tmp_path, recipe, monkeypatch, capsys):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "thesis.tex").write_text("precious")
+    monkeypatch.setattr(sys, "argv", [str(SCRIPT), "--recipe", str(recipe)])
+    with pytest.raises(SystemExit) as exit_info:
+        run_script(pretrain_mlm.main)
+    assert exit_info.value.code == 2
+    assert "holds files that are no run of this script" in capsys.readouterr().err
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["thesis.tex"]
+
+
+def test_processes_without_devices_are_refused(recipe, monkeypatch):
+    (training,) = pretrain_mlm.parse_args([pretrain_mlm.PretrainingArguments], ["--use_cpu"])
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(pretrain_mlm.PretrainingArguments, "world_size", 1)
+    with pytest.raises(UserError, match="--use_cpu"):
+        pretrain_mlm.check_training_arguments(training, pretrain_mlm.CorpusArguments())
