@@ -101,8 +101,9 @@ def format_table(results: dict) -> str:
         "",
         f"Forward and backward pass of `{results['preset']}` with a classification head and its dropout, each model "
         f"made for its length, {results['tokens_per_batch']:,} tokens in every batch, no optimizer, float32. Ratios "
-        f"are to length {shortest}, for the same number of tokens: times are medians over {results['rounds']} interleaved "
-        "rounds of the ratio in a round, memory is what the step adds to the resident size of a fresh process.",
+        f"are to length {shortest}, for the same number of tokens: times are medians over {results['rounds']} "
+        "interleaved rounds of the ratio in a round, memory is what the step adds to the resident size of a fresh "
+        "process.",
         "",
         "| length | batch | step, ms | ratio | processor time, ms | ratio | peak memory, MiB | ratio |",
         "|---|---|---|---|---|---|---|---|",

@@ -21,6 +21,7 @@ from typing import Any, cast
 import torch
 from datasets import Dataset, IterableDataset
 from filelock import FileLock
+from huggingface_hub import upload_folder
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, TrainingArguments, pipeline, set_seed
 from transformers.trainer_pt_utils import AcceleratorConfig
 
@@ -127,11 +128,12 @@ def main() -> None:
         "environment": describe_environment(),
         "history": [entry for entry in trainer.state.log_history if "loss" in entry or "eval_loss" in entry],
     }
-    trainer.save_model()
+    # As a step of the Trainer's own, which does not push yet: the card and the metrics are still to come.
+    trainer.save_model(_internal_call=True)
     if trainer.is_world_process_zero():
         report(trainer, metrics, started, corpus, eval_blocks)
     if training.push_to_hub:
-        trainer.push_to_hub(commit_message="End of pre-training")
+        upload(trainer)
     if torch.distributed.is_initialized():
         # Gloo now and then aborts a process that exits with the group still up.
         torch.distributed.destroy_process_group()
@@ -266,6 +268,19 @@ def report(trainer: MaskedLMTrainer, metrics: dict, arguments: dict, corpus: Cor
         METRICS_FILE,
         folder,
     )
+
+
+def upload(trainer: MaskedLMTrainer) -> None:
+    """Push the finished run with its card; the Trainer's own last push would write another card over it."""
+    if trainer.is_world_process_zero():
+        upload_folder(
+            repo_id=str(trainer.hub_model_id),
+            folder_path=str(trainer.args.output_dir),
+            token=trainer.args.hub_token,
+            revision=trainer.args.hub_revision,
+            commit_message="End of pre-training",
+            ignore_patterns=["checkpoint-*", "tokenizer/*", "*.lock"],
+        )
 
 
 if __name__ == "__main__":

@@ -4,16 +4,13 @@ import os
 
 
 os.environ["HF_HUB_OFFLINE"] = "1"
+# One thread, here and in the processes that tests start: threads that wait for one another stand still where the
+# processors are shared.
+os.environ["OMP_NUM_THREADS"] = "1"
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import pytest
 import torch
-
-
-@pytest.fixture(autouse=True, scope="session")
-def few_threads():
-    # One, because threads that wait for one another stand still where the processors are shared.
-    torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)
