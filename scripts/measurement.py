@@ -63,6 +63,7 @@ def peak_memory(make_step: Callable[..., Callable[[], Any]], *arguments: Any) ->
     try:
         return receiver.recv()
     except EOFError as error:
+        process.join()
         raise RuntimeError(f"The process that measured memory ended with status {process.exitcode}.") from error
     finally:
         process.join()

@@ -22,7 +22,7 @@ import torch
 from datasets import Dataset, IterableDataset
 from filelock import FileLock
 from huggingface_hub import upload_folder
-from transformers import AutoTokenizer, PreTrainedTokenizerBase, TrainingArguments, pipeline, set_seed
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, TrainingArguments, set_seed
 from transformers.trainer_pt_utils import AcceleratorConfig
 
 from architectures import ModelArguments, build_masked_lm
@@ -221,23 +221,31 @@ def load_blocks(
     return train_blocks, eval_blocks, unigram_cross_entropy(train_blocks, eval_blocks, len(tokenizer), special)
 
 
-def show_predictions(folder: str, eval_blocks: Dataset, count: int = 3) -> list[str]:
-    """Print what the saved model puts in the place of a few masked words; returns the masked sentences."""
-    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
-    fill_mask: Any = pipeline("fill-mask", model=folder, top_k=5, device="cpu", tokenizer_kwargs={"truncation": True})
+@torch.no_grad()
+def show_predictions(trainer: MaskedLMTrainer, eval_blocks: Dataset, count: int = 3) -> list[str]:
+    """Print what the model puts in the place of a few masked words; returns these words' surroundings, masked."""
+    tokenizer: Any = trainer.processing_class
+    model = trainer.accelerator.unwrap_model(trainer.model).eval()
     generator = torch.Generator().manual_seed(0)
-    sentences = []
+    surroundings = []
     for block in eval_blocks.select(range(min(count, len(eval_blocks)))):
-        tokens = [token for token in block["input_ids"] if token not in tokenizer.all_special_ids]
-        tokens = tokens[: min(24, len(block["input_ids"]) // 2)]
+        tokens = torch.tensor(block["input_ids"])
+        # A whole word in a whole block: some architectures take no shorter input.
         names = [*tokenizer.convert_ids_to_tokens(tokens), "##"]
         words = [n for n in range(len(tokens)) if names[n].isalpha() and not names[n + 1].startswith("##")]
-        place = words[int(torch.randint(len(words), (1,), generator=generator))] if words else 0
-        word, tokens[place] = names[place], tokenizer.mask_token_id
-        sentences.append(tokenizer.decode(tokens))
-        guesses = ", ".join(f"{guess['token_str']} ({guess['score']:.0%})" for guess in fill_mask(sentences[-1]))
-        logger.info("  %s\n    was: %s; guessed: %s", sentences[-1], word, guesses)
-    return sentences
+        place = words[int(torch.randint(len(words), (1,), generator=generator))] if words else 1
+        tokens[place] = tokenizer.mask_token_id
+        logits = model(input_ids=tokens[None].to(model.device)).logits[0, place]
+        best = logits.float().softmax(dim=-1).topk(5)
+        guesses = zip(tokenizer.convert_ids_to_tokens(best.indices), best.values, strict=True)
+        surroundings.append(tokenizer.decode(tokens[max(1, place - 12) : place + 12]))
+        logger.info(
+            "  %s\n    was: %s; guessed: %s",
+            surroundings[-1],
+            names[place],
+            ", ".join(f"{name} ({probability:.0%})" for name, probability in guesses),
+        )
+    return surroundings
 
 
 def report(trainer: MaskedLMTrainer, metrics: dict, arguments: dict, corpus: Corpus, eval_blocks: Dataset) -> None:
@@ -250,7 +258,7 @@ def report(trainer: MaskedLMTrainer, metrics: dict, arguments: dict, corpus: Cor
         {"unigram frequencies": metrics["unigram_loss"]},
     )
     logger.info("\nMasked words of the evaluation text:")
-    examples = show_predictions(str(folder), eval_blocks)
+    examples = show_predictions(trainer, eval_blocks)
     text = ", ".join(source.name for source in corpus.train)
     write_pretraining_card(folder, folder.name, text, metrics, arguments, examples[0])
     # Last, because a folder with metrics is a finished run.
