@@ -33,7 +33,7 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 from .attention import SkeletonAttention, draw_permutation, resize_order
 from .configuration_sktformer import SKTformerConfig
 from .losses import IGNORE_INDEX, classification_loss, cross_entropy
-from .smoothing import FourierConvolution, PositionBatchNorm, Smoother, tile_positions
+from .smoothing import FourierConvolution, PositionBatchNorm, Smoother, extend_positions
 
 
 AUTO_MAP = {
@@ -198,7 +198,7 @@ class SKTformerPreTrainedModel(PreTrainedModel):
         return cast(SKTformerModel, self.base_model).embeddings.position_embeddings
 
     @torch.no_grad()
-    def resize_position_embeddings(self, new_num_position_embeddings: int) -> None:
+    def resize_position_embeddings(self, new_num_position_embeddings: int, extension: str = "tile") -> None:
         """
         Lengthen or shorten the model in place.
 
@@ -207,33 +207,35 @@ class SKTformerPreTrainedModel(PreTrainedModel):
         permutation of the positions keeps its order ([`~attention.resize_order`]). Longer inputs change: they reach
         around the old circle, which the new one does not close at the same place.
 
-        Position embeddings and batch norm of new positions repeat the trained ones from the start.
-
         Args:
             new_num_position_embeddings (`int`):
                 The longest input wanted, in tokens.
+            extension (`str`, *optional*, defaults to `"tile"`):
+                What the position embeddings and the batch norm of new positions start from: `"tile"` repeats the
+                trained positions from the start, `"last"` repeats the last one.
 
         Raises:
+            ValueError: for another `extension`.
             huggingface_hub.errors.StrictDataclassError: if the configuration does not allow that length, for instance
                 because it is smaller than `num_landmark_tokens`.
         """
         resized_config = copy.deepcopy(self.config)
         resized_config.max_position_embeddings = new_num_position_embeddings
         resized_config.validate()
+        embeddings = self.get_position_embeddings()
+        extended = extend_positions(embeddings.weight, new_num_position_embeddings, extension)
+        embeddings.weight = nn.Parameter(extended, requires_grad=embeddings.weight.requires_grad)
+        embeddings.num_embeddings = new_num_position_embeddings
         for module in self.modules():
-            if isinstance(module, (FourierConvolution, PositionBatchNorm)):
+            if isinstance(module, FourierConvolution):
                 module.resize(new_num_position_embeddings)
+            elif isinstance(module, PositionBatchNorm):
+                module.resize(new_num_position_embeddings, extension)
             elif isinstance(module, SkeletonAttention) and module.use_token_attention:
                 drawn = draw_permutation(
                     new_num_position_embeddings, self.config.landmark_seed, module.layer_idx, "landmark_order"
                 )
                 module.landmark_order = resize_order(module.landmark_order, new_num_position_embeddings, drawn)
-        embeddings = self.get_position_embeddings()
-        embeddings.weight = nn.Parameter(
-            tile_positions(embeddings.weight, new_num_position_embeddings),
-            requires_grad=embeddings.weight.requires_grad,
-        )
-        embeddings.num_embeddings = new_num_position_embeddings
         self.config.max_position_embeddings = new_num_position_embeddings
 
 

@@ -177,20 +177,37 @@ class PositionBatchNorm(nn.Module):
             head.add_(step.to(running.dtype) * (new.to(running.dtype) - head))
 
     @torch.no_grad()
-    def resize(self, new_num_positions: int) -> None:
-        """Change the number of positions; new ones repeat the trained ones from the start."""
+    def resize(self, new_num_positions: int, extension: str) -> None:
+        """Change the number of positions, see [`extend_positions`]."""
         for name in ("weight", "bias"):
             parameter = getattr(self, name)
-            tiled = nn.Parameter(tile_positions(parameter, new_num_positions), requires_grad=parameter.requires_grad)
-            setattr(self, name, tiled)
-        self.running_mean = tile_positions(self.running_mean, new_num_positions)
-        self.running_var = tile_positions(self.running_var, new_num_positions)
+            extended = extend_positions(parameter, new_num_positions, extension)
+            setattr(self, name, nn.Parameter(extended, requires_grad=parameter.requires_grad))
+        self.running_mean = extend_positions(self.running_mean, new_num_positions, extension)
+        self.running_var = extend_positions(self.running_var, new_num_positions, extension)
 
 
-def tile_positions(values: torch.Tensor, new_num_positions: int) -> torch.Tensor:
-    """Repeat what is stored for each position (the first axis) until `new_num_positions` are filled."""
-    indices = torch.arange(new_num_positions, device=values.device) % values.shape[0]
-    return values[indices].clone()
+def extend_positions(values: torch.Tensor, new_num_positions: int, extension: str) -> torch.Tensor:
+    """
+    Fill new positions with what trained ones hold, or crop.
+
+    Args:
+        values (`torch.Tensor` of shape `(num_positions, ...)`): What is stored for each position.
+        new_num_positions (`int`): Number of positions wanted.
+        extension (`str`): `"tile"` repeats all trained positions from the start, `"last"` the last one of them.
+
+    Returns:
+        `torch.Tensor` of shape `(new_num_positions, ...)`.
+
+    Raises:
+        ValueError: for another `extension`.
+    """
+    positions, num_positions = torch.arange(new_num_positions, device=values.device), values.shape[0]
+    if extension == "tile":
+        return values[positions % num_positions].clone()
+    if extension == "last":
+        return values[positions.clamp(max=num_positions - 1)].clone()
+    raise ValueError(f'`extension` must be "tile" or "last", got "{extension}".')
 
 
 def _is_recomputing() -> bool:

@@ -21,7 +21,7 @@ from builders import (
 )
 from modeling_sktformer import SKTformerForMaskedLM, SKTformerForQuestionAnswering, SKTformerModel
 from modeling_sktformer.attention import draw_permutation, resize_order, select_landmarks
-from modeling_sktformer.smoothing import PositionBatchNorm
+from modeling_sktformer.smoothing import PositionBatchNorm, extend_positions
 
 
 all_models = pytest.mark.parametrize("model_class", MODELS, ids=lambda c: c.__name__)
@@ -345,14 +345,15 @@ def test_no_tensor_grows_with_the_square_of_the_length():
     assert largest[4096] <= 1.02 * largest[256]
 
 
+@pytest.mark.parametrize("extension", ["tile", "last"])
 @both_norms
 @pytest.mark.parametrize(("old", "new"), [(16, 32), (16, 17), (15, 32), (16, 12), (15, 11), (13, 64)])
-def test_lengthening_keeps_short_inputs(old, new, smoother_norm):
+def test_lengthening_keeps_short_inputs(old, new, smoother_norm, extension):
     model = make_model(SKTformerForMaskedLM, max_position_embeddings=old, smoother_norm=smoother_norm)
     batch = make_batch([min(old, new) // 2, 3, 1])
     inputs = batch.inputs()
     expected = model(**inputs).logits
-    model.resize_position_embeddings(new)
+    model.resize_position_embeddings(new, extension)
     assert model.config.max_position_embeddings == new
     for row, length in enumerate([min(old, new) // 2, 3, 1]):
         assert_equal(model(**inputs).logits[row, :length], expected[row, :length])
@@ -380,6 +381,20 @@ def test_lengthening_there_and_back_is_the_same_model():
     model.resize_position_embeddings(16)
     assert torch.equal(model.sktformer.layers[0].attention.landmark_order, order)
     assert_equal(model(**inputs).logits, before)
+
+
+@pytest.mark.parametrize(("extension", "expected"), [("tile", [0, 1, 2, 0, 1]), ("last", [0, 1, 2, 2, 2])])
+def test_new_positions_start_from_trained_ones(extension, expected):
+    assert extend_positions(torch.arange(3), 5, extension).tolist() == expected
+    assert extend_positions(torch.arange(3), 2, extension).tolist() == [0, 1]
+
+
+def test_an_unknown_extension_changes_nothing():
+    model = make_model(SKTformerForMaskedLM)
+    with pytest.raises(ValueError, match='must be "tile" or "last", got "copy"'):
+        model.resize_position_embeddings(32, "copy")
+    assert model.config.max_position_embeddings == 16
+    assert model(torch.ones(1, 16, dtype=torch.long)).logits.isfinite().all()
 
 
 def test_shortening_below_the_landmarks_is_refused_and_changes_nothing():
