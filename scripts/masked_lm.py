@@ -144,7 +144,7 @@ def token_metrics(prediction: EvalPrediction) -> dict[str, float]:
 
 class MaskedLMTrainer(Trainer):
     """
-    A Trainer whose `eval_loss` is the mean over all predicted tokens.
+    A Trainer whose `eval_loss` is the mean over all predicted tokens, of one model on all processes.
 
     The Trainer's own is the mean over batches of their means, which weighs the tokens of a batch with few of them more
     and depends on the batch size.
@@ -154,6 +154,10 @@ class MaskedLMTrainer(Trainer):
         super().__init__(compute_metrics=token_metrics, preprocess_logits_for_metrics=sum_token_losses, **kwargs)
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
+        if torch.distributed.is_initialized():
+            # Running statistics of a batch norm differ between processes after a step; the first one's are saved.
+            for buffer in self.accelerator.unwrap_model(self.model).buffers():
+                torch.distributed.broadcast(buffer, src=0)
         output = super().evaluation_loop(*args, **kwargs)
         metrics = output.metrics or {}
         for name in [name for name in metrics if name.endswith("_token_loss")]:

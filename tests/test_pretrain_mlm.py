@@ -163,6 +163,24 @@ def test_a_killed_run_goes_on(tmp_path, recipe):
     assert metrics_of(tmp_path / "run")["train_runtime"]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--bf16"],
+        ["--activation_checkpointing"],
+        ["--torch_compile"],
+        ["--one_document_per_block", "--document_unit", "row"],
+        ["--config_overrides", "smoother_norm=batch_norm", "--activation_checkpointing"],
+        ["--dataloader_num_workers", "2"],
+    ],
+    ids=lambda flags: flags[0].lstrip("-"),
+)
+def test_ways_to_train(tmp_path, recipe, monkeypatch, flags):
+    run(monkeypatch, "--recipe", recipe, *flags)
+    assert metrics_of(tmp_path / "run")["eval_loss"] > 0
+
+
 def test_streaming(tmp_path, recipe, monkeypatch):
     run(monkeypatch, "--recipe", recipe, "--streaming")
     assert metrics_of(tmp_path / "run")["eval_loss"] > 0
