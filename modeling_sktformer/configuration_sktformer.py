@@ -122,6 +122,22 @@ class SKTformerConfig(PreTrainedConfig):
                 raise ValueError(f"SKTformerConfig has no field `{key}`; did you mean `{similar[0]}`?")
         super().__post_init__(**kwargs)
 
+    @classmethod
+    def from_dict(cls, config_dict, **kwargs):
+        """
+        Make a configuration from its fields, as loading does.
+
+        Raises:
+            ValueError: if they are those of another architecture, whose weights would be left out without an error.
+        """
+        model_type = config_dict.get("model_type", cls.model_type)
+        if model_type != cls.model_type:
+            raise ValueError(
+                f'This configuration has the `model_type` "{model_type}", not "{cls.model_type}": its checkpoint is '
+                "of another architecture. Load it with that one's classes, or with the Auto classes."
+            )
+        return super().from_dict(config_dict, **kwargs)
+
     @property
     def head_dim(self) -> int:
         """Width of an attention head."""
@@ -153,9 +169,12 @@ class SKTformerConfig(PreTrainedConfig):
             value = getattr(self, name)
             if value is not None and not 0 <= value < 1:
                 raise ValueError(f"`{name}` must be at least 0 and below 1, got {value}.")
-        if self.fourier_initializer_scale < 0:
+        for name in ("fourier_initializer_scale", "initializer_range", "layer_norm_eps"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"`{name}` must not be negative, got {getattr(self, name)}.")
+        if self.pad_token_id is not None and not 0 <= self.pad_token_id < self.vocab_size:
             raise ValueError(
-                f"`fourier_initializer_scale` must not be negative, got {self.fourier_initializer_scale}."
+                f"`pad_token_id` ({self.pad_token_id}) is not in the vocabulary of {self.vocab_size} tokens."
             )
 
     def validate_divisibility(self):

@@ -137,6 +137,9 @@ class SKTformerPreTrainedModel(PreTrainedModel):
     _keep_in_fp32_modules_strict = ["running_mean", "running_var"]
 
     def __init__(self, config: SKTformerConfig, *inputs, **kwargs):
+        for name in ("hidden_act", "smoother_activation"):
+            if getattr(config, name) not in ACT2FN:
+                raise ValueError(f"`{name}` is {getattr(config, name)!r}, which is no activation of transformers.")
         # Fields changed after the configuration was made, as `from_pretrained(..., field=value)` does, are only
         # checked one by one.
         config.validate()
@@ -232,8 +235,10 @@ class SKTformerPreTrainedModel(PreTrainedModel):
             elif isinstance(module, PositionBatchNorm):
                 module.resize(new_num_position_embeddings, extension)
             elif isinstance(module, SkeletonAttention) and module.use_token_attention:
+                # A name of its own: a draw that begins like the one that is resized would not be independent of it.
+                name = f"landmark_order/{module.landmark_order.numel()}"
                 drawn = draw_permutation(
-                    new_num_position_embeddings, self.config.landmark_seed, module.layer_idx, "landmark_order"
+                    new_num_position_embeddings, self.config.landmark_seed, module.layer_idx, name
                 )
                 module.landmark_order = resize_order(module.landmark_order, new_num_position_embeddings, drawn)
         self.config.max_position_embeddings = new_num_position_embeddings
@@ -343,6 +348,8 @@ class SKTformerModel(SKTformerPreTrainedModel):
 
     def _check_inputs(self, shape: torch.Size, attention_mask: torch.Tensor | None) -> None:
         length, longest = shape[1], self.config.max_position_embeddings
+        if length < 1:
+            raise ValueError("The input has no token; give at least 1.")
         if length > longest:
             raise ValueError(
                 f"The input has {length} tokens, this model takes at most max_position_embeddings={longest}. Truncate "

@@ -1,5 +1,6 @@
 """The published sizes, `sktformer-base` down to `sktformer-tiny`, by name."""
 
+import json
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -31,14 +32,8 @@ def load_preset(name: str, **overrides: Any) -> SKTformerConfig:
     """
     if name not in available_presets():
         raise ValueError(f"There is no preset `{name}`; the presets are {', '.join(available_presets())}.")
-    with resources.as_file(_preset_folder() / f"{name}.json") as path:
-        return SKTformerConfig.from_json_file(str(path)) if not overrides else _overridden(path, overrides)
-
-
-def _overridden(path: Path, overrides: dict[str, Any]) -> SKTformerConfig:
-    values = SKTformerConfig.from_json_file(str(path)).to_diff_dict()
-    values.pop("model_type", None)
-    return SKTformerConfig(**{**values, **overrides})
+    fields = json.loads((_preset_folder() / f"{name}.json").read_text(encoding="utf-8"))
+    return SKTformerConfig(**{**fields, **overrides})
 
 
 def _preset_folder() -> Traversable:

@@ -1,6 +1,8 @@
 """The model a script trains: a checkpoint, a preset, or any masked-LM architecture of transformers at its size."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from huggingface_hub.errors import StrictDataclassError
 from transformers import (
@@ -11,7 +13,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from arguments import UserError
+from arguments import UserError, one_line
 from modeling_sktformer import SKTformerConfig, available_presets, load_preset
 
 
@@ -75,8 +77,10 @@ def build_config(arguments: ModelArguments, vocab_size: int, max_length: int, pa
             _check_override_names(config, arguments.config_overrides)
             config.update_from_string(arguments.config_overrides)
         config.validate()
+    except UserError:
+        raise
     except (ValueError, TypeError, KeyError, OSError, StrictDataclassError) as error:
-        raise UserError(f"No model can be made from these sizes: {_one_line(error)}") from error
+        raise UserError(f"No model can be made from these sizes: {one_line(error)}") from error
     return config
 
 
@@ -102,8 +106,8 @@ def build_masked_lm(
         config = build_config(arguments, len(tokenizer), max_length, tokenizer.pad_token_id, seed)
         try:
             model = AutoModelForMaskedLM.from_config(config)
-        except ValueError as error:
-            raise UserError(f"No model can be made from these sizes: {_one_line(error)}") from error
+        except (ValueError, KeyError, RuntimeError, AssertionError) as error:
+            raise UserError(f"No model can be made from these sizes: {one_line(error)}") from error
     else:
         model = _load_masked_lm(arguments.model_name_or_path, arguments)
     check_fit(model.config, tokenizer, max_length)
@@ -140,7 +144,7 @@ def _load_masked_lm(name: str, arguments: ModelArguments) -> PreTrainedModel:
             name, config=config, trust_remote_code=arguments.trust_remote_code, output_loading_info=True
         )
     except (ValueError, OSError, KeyError, RuntimeError, StrictDataclassError) as error:
-        raise UserError(f"The checkpoint {name} cannot be loaded as a masked-LM model: {_one_line(error)}") from error
+        raise UserError(f"The checkpoint {name} cannot be loaded as a masked-LM model: {one_line(error)}") from error
     missing = [key for key in info["missing_keys"] if key.startswith(model.base_model_prefix + ".")]
     if missing:
         raise UserError(
@@ -176,12 +180,13 @@ _SHARED_SIZES = (
 def _resized_config(model_type: str, sizes: PreTrainedConfig) -> PreTrainedConfig:
     """Another architecture's configuration with the sizes of `sizes`."""
     config = AutoConfig.for_model(model_type)
-    values = {name: getattr(sizes, name) for name in _SHARED_SIZES}
-    _set_fields(config, {name: value for name, value in values.items() if hasattr(config, name)})
+    values = {name: getattr(sizes, name) for name in _SHARED_SIZES if hasattr(sizes, name) and hasattr(config, name)}
+    _set_fields(config, values)
     other_names = {"num_key_value_heads": sizes.num_attention_heads, "hidden_dim": sizes.intermediate_size}
     _set_fields(config, {name: value for name, value in other_names.items() if hasattr(config, name)})
     dropouts = ("attention_dropout", "embedding_dropout", "mlp_dropout")  # the names of ModernBERT and its relatives
-    _set_fields(config, {name: sizes.hidden_dropout_prob for name in dropouts if hasattr(config, name)})
+    dropout = getattr(sizes, "hidden_dropout_prob", 0.1)
+    _set_fields(config, dict.fromkeys((name for name in dropouts if hasattr(config, name)), dropout))
     if config.model_type == "modernbert":
         # Its kinds of layer are a list, made for the default depth.
         config.layer_types = [
@@ -205,7 +210,7 @@ def _length_fields(config: PreTrainedConfig, max_length: int) -> dict[str, int]:
     return {}
 
 
-def _set_fields(config: PreTrainedConfig, values: dict[str, int]) -> None:
+def _set_fields(config: PreTrainedConfig, values: Mapping[str, Any]) -> None:
     for name, value in values.items():
         setattr(config, name, value)
 
@@ -217,7 +222,3 @@ def _check_override_names(config: PreTrainedConfig, overrides: str) -> None:
             raise UserError(
                 f"--config_overrides: `{override}` is not field=value with a field of {type(config).__name__}."
             )
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())

@@ -59,7 +59,7 @@ def load_recipe(path: str | Path) -> dict[str, Any]:
     try:
         recipe = yaml.load(text, Loader=_UniqueKeyLoader) or {}
     except yaml.YAMLError as error:
-        raise UserError(f"The recipe {path} is not valid YAML: {' '.join(str(error).split())}") from error
+        raise UserError(f"The recipe {path} is not valid YAML: {one_line(error)}") from error
     if not isinstance(recipe, dict):
         raise UserError(f"The recipe {path} must hold `flag: value` lines, not a {type(recipe).__name__}.")
     for key, value in recipe.items():
@@ -115,7 +115,7 @@ def parse_args(dataclass_types: Iterable[type], argv: Sequence[str] | None = Non
         raise
     except (ValueError, TypeError, ImportError) as error:
         # TrainingArguments and our own dataclasses check their fields against each other in `__post_init__`.
-        raise UserError(" ".join(str(error).split())) from error
+        raise UserError(one_line(error)) from error
 
 
 def given_arguments(dataclass_types: Iterable[type], argv: Sequence[str] | None = None) -> dict[str, Any]:
@@ -160,6 +160,11 @@ def _read_flags(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> 
         if unknown:
             raise UserError(f"{path}: no such flag: {', '.join(unknown)}. See --help for the flags.")
     return [flag for path in known.recipe for flag in recipe_to_flags(path)] + flags
+
+
+def one_line(error: BaseException) -> str:
+    """The message of a library's error without its line breaks, to put into a `UserError`."""
+    return " ".join(str(error).split())
 
 
 def run_script(main: Callable[[], None]) -> None:

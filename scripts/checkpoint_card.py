@@ -20,7 +20,7 @@ SKTformer on {corpus}.
 ## Use
 
 ```python
-{import_line}from transformers import pipeline
+from transformers import pipeline
 
 fill_mask = pipeline("fill-mask", model="{title}"{remote})
 print(fill_mask("{example}"))
@@ -39,11 +39,15 @@ All of it is in `metrics.json`, with the versions and the machine it was made on
 
 ## Training
 
-Started with these arguments, which `--recipe arguments.yaml` gives again:
+`arguments.yaml` gives the run again as `--recipe`; without the paths of its data it says:
 
 ```yaml
 {arguments}```
 """
+
+
+# Arguments that name places of the machine the model was trained on.
+_PATHS = {"train_file", "validation_file", "cache_dir", "output_dir", "tokenizer_name", "model_name_or_path"}
 
 
 def write_pretraining_card(
@@ -61,17 +65,14 @@ def write_pretraining_card(
         example (`str`): A sentence with a mask.
     """
     sktformer = metrics["model_type"] == "sktformer"
-    data = ModelCardData(
-        language="en", library_name="transformers", pipeline_tag="fill-mask", tags=[metrics["model_type"]]
-    )
+    data = ModelCardData(library_name="transformers", pipeline_tag="fill-mask", tags=[metrics["model_type"]])
     content = _PRETRAINING_CARD.format(
         card_data=data.to_yaml(),
         title=title,
         corpus=corpus,
-        import_line="import modeling_sktformer\n" if sktformer else "",
-        remote="",
+        remote=", trust_remote_code=True" if sktformer else "",
         example=example.replace('"', "'"),
-        arguments=yaml.safe_dump(arguments, sort_keys=False),
+        arguments=yaml.safe_dump({k: v for k, v in arguments.items() if k not in _PATHS}, sort_keys=False),
         **metrics,
     )
     ModelCard(content.strip() + "\n", ignore_metadata_errors=True).save(Path(folder) / "README.md")

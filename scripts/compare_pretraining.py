@@ -8,13 +8,17 @@ writes NAME.md, .json and .png into --results_dir. Started again it goes on wher
 """
 
 import json
+import math
 import statistics
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from arguments import load_recipe, parse_args, run_script
+import yaml
+
+from arguments import UserError, given_arguments, load_recipe, parse_args, run_script
 from plots import plot_mean_curves
-from run_folder import METRICS_FILE, describe_environment, write_atomically, write_json
+from pretrain_mlm import PRETRAINING_ARGUMENTS
+from run_folder import ARGUMENTS_FILE, METRICS_FILE, recorded_arguments, write_atomically, write_json
 from run_matrix import Run, execute_runs, read_runs
 
 
@@ -59,8 +63,17 @@ def main() -> None:
     )
     runs = read_runs(arguments.runs, arguments.seeds, output)
     shared = ["--recipe", arguments.recipe_of_runs, "--tokenizer_name", str(tokenizer), *text]
-    execute_runs(SCRIPTS / "pretrain_mlm.py", runs, shared, METRICS_FILE)
+    execute_runs(SCRIPTS / "pretrain_mlm.py", runs, shared, METRICS_FILE, check_finished_run)
     write_table(runs, arguments)
+
+
+def check_finished_run(run: Run, arguments: list[str]) -> None:
+    """Refuse to put a run of other arguments into the table."""
+    earlier = yaml.safe_load((run.folder / ARGUMENTS_FILE).read_text(encoding="utf-8"))
+    now = recorded_arguments(given_arguments(PRETRAINING_ARGUMENTS, arguments))
+    changed = sorted(n for n in {*earlier, *now} - {"output_dir"} if earlier.get(n) != now.get(n))
+    if changed:
+        raise UserError(f"{run.folder} was run with another {', '.join(changed)}; choose another --output_dir.")
 
 
 def write_table(runs: list[Run], arguments: ComparisonArguments) -> None:
@@ -75,7 +88,8 @@ def write_table(runs: list[Run], arguments: ComparisonArguments) -> None:
         "vocab_size": arguments.vocab_size,
         "seeds": arguments.seeds,
         "unigram_loss": first["unigram_loss"],
-        "environment": describe_environment(),
+        "environment": first["environment"],
+        "commits": sorted({str(values["environment"]["commit"]) for values in metrics.values()}),
         "rows": rows,
     }
     write_json(folder / f"{name}.json", results)
@@ -101,8 +115,9 @@ def summarise(name: str, metrics: list[dict]) -> dict:
         "eval_loss": statistics.mean(losses),
         "eval_loss_std": statistics.stdev(losses) if len(losses) > 1 else 0.0,
         "eval_accuracy": statistics.mean(values["eval_accuracy"] for values in metrics),
-        "step_time_ms": statistics.median(values["step_time_ms"] for values in metrics),
-        "step_cpu_time_ms": statistics.median(values["step_cpu_time_ms"] for values in metrics),
+        # A run that was resumed behind its last step has measured none.
+        "step_time_ms": statistics.median(values.get("step_time_ms", math.nan) for values in metrics),
+        "step_cpu_time_ms": statistics.median(values.get("step_cpu_time_ms", math.nan) for values in metrics),
     }
 
 
@@ -137,7 +152,7 @@ def format_table(results: dict, name: str) -> str:
         f"![Evaluation loss against the step]({name}.png)",
         "",
         f"Times are medians of single runs one after another, no comparison of speed. Written by "
-        f"`scripts/compare_pretraining.py` at {environment['commit']}: {versions}, {environment['device']}, "
+        f"`scripts/compare_pretraining.py` at {', '.join(results['commits'])}: {versions}, {environment['device']}, "
         f"{environment['threads']} thread(s).",
         "",
     ]

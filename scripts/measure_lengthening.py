@@ -9,11 +9,12 @@ blocks of N and of the new length. Writes lengthening.md and .json into --result
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import gettempdir
 from typing import Any
 
 from transformers import AutoTokenizer, TrainingArguments
 
-from arguments import UserError, parse_args, run_script
+from arguments import UserError, one_line, parse_args, run_script
 from data.corpus import CorpusArguments, load_corpus
 from data.packing import mix_blocks, prepare_blocks
 from masked_lm import MaskedLMTrainer, MaskingCollator, mask_once
@@ -41,8 +42,10 @@ def main() -> None:
         tokenizer = AutoTokenizer.from_pretrained(name)
         length = SKTformerForMaskedLM.from_pretrained(name).config.max_position_embeddings
     except (OSError, ValueError) as error:
-        raise UserError(f"The checkpoint {name} cannot be loaded: {' '.join(str(error).split())}") from error
+        raise UserError(f"The checkpoint {name} cannot be loaded: {one_line(error)}") from error
     corpus = load_corpus(corpus_arguments)
+    if not corpus.validation:
+        raise UserError("There is no text to evaluate on; give --validation_file.")
 
     def evaluate(model_length: int, block_length: int, extension: str) -> dict[str, Any]:
         model = SKTformerForMaskedLM.from_pretrained(name)
@@ -51,7 +54,7 @@ def main() -> None:
         blocks = [prepare_blocks(source, tokenizer, block_length, corpus.cache_dir) for source in corpus.validation]
         trainer = MaskedLMTrainer(
             model=model,
-            args=TrainingArguments(output_dir="unused", per_device_eval_batch_size=max(1, 8192 // block_length)),
+            args=TrainingArguments(output_dir=gettempdir(), per_device_eval_batch_size=max(1, 8192 // block_length)),
             eval_dataset=mask_once(mix_blocks(blocks), tokenizer, 0.15, seed=0),
             data_collator=MaskingCollator(tokenizer=tokenizer),
             processing_class=tokenizer,

@@ -2,7 +2,6 @@
 
 import contextlib
 import multiprocessing
-import resource
 import statistics
 import sys
 import time
@@ -89,4 +88,6 @@ def _peak_resident_size() -> int:
         for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024
+    import resource  # which Windows has not
+
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

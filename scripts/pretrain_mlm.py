@@ -13,26 +13,37 @@ run that was cut short.
 import logging
 import math
 import os
+import shutil
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
+import pyarrow.compute as pc
 import torch
 from datasets import Dataset, IterableDataset
 from filelock import FileLock
-from huggingface_hub import upload_folder
-from transformers import AutoTokenizer, PreTrainedTokenizerBase, TrainingArguments, set_seed
+from huggingface_hub import upload_folder, whoami
+from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError, OfflineModeIsEnabled
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments, set_seed
 from transformers.trainer_pt_utils import AcceleratorConfig
 
-from architectures import ModelArguments, build_masked_lm
-from arguments import UserError, given_arguments, parse_args, run_script
+from architectures import ModelArguments, build_config, build_masked_lm
+from arguments import UserError, given_arguments, one_line, parse_args, run_script
 from checkpoint_card import write_pretraining_card
 from data.corpus import Corpus, CorpusArguments, TextSource, load_corpus
 from data.packing import mix_blocks, prepare_blocks, stream_blocks, unigram_cross_entropy
 from masked_lm import MaskedLMTrainer, MaskingCollator, MaskNumbering, StepTimer, mask_once
 from plots import plot_loss_curve
-from run_folder import METRICS_FILE, describe_environment, find_checkpoint, prepare_run_folder, write_json
+from run_folder import (
+    METRICS_FILE,
+    check_run_folder,
+    claim_run_folder,
+    describe_environment,
+    find_checkpoint,
+    recorded_arguments,
+    write_json,
+)
 from train_tokenizer import sample_texts, save_tokenizer, train_wordpiece
 
 
@@ -57,12 +68,14 @@ class MaskedLMArguments:
     mlm_probability: float = field(default=0.15, metadata={"help": "Share of the tokens to predict."})
     full_blocks_only: bool = field(
         default=False,
-        metadata={"help": "Leave out each corpus' last, shorter block, for architectures that take one length alone."},
+        metadata={"help": "Leave out shorter blocks, for architectures that take inputs of one length alone."},
     )
 
     def __post_init__(self):
         if not 0 < self.mlm_probability < 1:
             raise ValueError(f"--mlm_probability must lie between 0 and 1, got {self.mlm_probability}.")
+        if self.vocab_size < 7:
+            raise ValueError(f"--vocab_size must be at least 7, got {self.vocab_size}.")
         if self.max_seq_length < 3:
             raise ValueError(f"--max_seq_length must be at least 3, got {self.max_seq_length}.")
 
@@ -72,7 +85,9 @@ class PretrainingArguments(TrainingArguments):
     """The arguments of the Trainer and what a pre-training run adds."""
 
     output_dir: str | None = field(default="runs/pretrain", metadata={"help": "Folder of the run."})
-    overwrite: bool = field(default=False, metadata={"help": "Delete what --output_dir holds."})
+    overwrite: bool = field(
+        default=False, metadata={"help": "Delete another run, or this one finished, from --output_dir."}
+    )
     global_batch_size: int | None = field(
         default=None,
         metadata={
@@ -81,47 +96,98 @@ class PretrainingArguments(TrainingArguments):
     )
 
 
+PRETRAINING_ARGUMENTS = (ModelArguments, CorpusArguments, MaskedLMArguments, PretrainingArguments)
+
+
 def main() -> None:
     argv = sys.argv[1:]
-    if "--recipe" not in argv:
+    if not any(argument.split("=")[0] == "--recipe" for argument in argv):
         argv = ["--recipe", str(QUICKSTART), *argv]
-    types = (ModelArguments, CorpusArguments, MaskedLMArguments, PretrainingArguments)
-    model_arguments, corpus_arguments, mlm_arguments, training = parse_args(types, argv, description=__doc__)
-    started = given_arguments(types, argv)
+    groups = parse_args(PRETRAINING_ARGUMENTS, argv, description=__doc__)
+    model_arguments, corpus_arguments, mlm_arguments, training = groups
+    started = recorded_arguments(given_arguments(PRETRAINING_ARGUMENTS, argv))
     check_training_arguments(training, corpus_arguments)
     logging.basicConfig(format="%(message)s", level=logging.INFO if training.should_log else logging.WARNING)
     logging.getLogger("httpx").setLevel(logging.WARNING)
     set_seed(training.seed)
 
+    # Everything that can be wrong with the arguments is found before the folder is touched.
+    named = mlm_arguments.tokenizer_name or model_arguments.model_name_or_path
+    check_run_folder(training.output_dir, started, training.overwrite, [named] if named else [])
+    if training.push_to_hub:
+        check_hub_access(training.hub_token)
     corpus = load_corpus(corpus_arguments)
+    if named:
+        tokenizer = load_tokenizer(named, model_arguments.trust_remote_code)
+        build_masked_lm(model_arguments, tokenizer, mlm_arguments.max_seq_length, training.seed)
+    else:
+        build_config(model_arguments, mlm_arguments.vocab_size, mlm_arguments.max_seq_length, 0, training.seed)
+    is_new = False
     with training.main_process_first(local=False):
         if training.should_save:
-            prepare_run_folder(training.output_dir, started, training.overwrite)
-    tokenizer = load_tokenizer(model_arguments, mlm_arguments, corpus, training.output_dir)
-    model = build_masked_lm(model_arguments, tokenizer, mlm_arguments.max_seq_length, training.seed)
-    train_blocks, eval_blocks, unigram_loss = load_blocks(corpus, tokenizer, corpus_arguments, mlm_arguments, training)
+            is_new = claim_run_folder(training.output_dir, started)
+    try:
+        if not named:
+            tokenizer = train_tokenizer_once(Path(training.output_dir) / "tokenizer", corpus, mlm_arguments)
+        model = build_masked_lm(model_arguments, tokenizer, mlm_arguments.max_seq_length, training.seed)
+        data = load_blocks(corpus, tokenizer, model.config.model_type, corpus_arguments, mlm_arguments, training)
+    except UserError:
+        if is_new:  # so that the corrected command finds the folder as this one did
+            shutil.rmtree(training.output_dir)
+        raise
+    train(training, model, tokenizer, corpus, data, started, mlm_arguments.mlm_probability)
+    if torch.distributed.is_initialized():
+        # Gloo now and then aborts a process that exits with the group still up.
+        torch.distributed.destroy_process_group()
 
+
+@dataclass
+class Blocks:
+    """
+    Packed text.
+
+    Args:
+        train (`Dataset` or `IterableDataset`): Training blocks, on disk or as a stream.
+        evaluation (`Dataset`): Evaluation blocks.
+        unigram_loss (`float`): Loss of unigram frequencies on the evaluation blocks, in nats per token.
+    """
+
+    train: Dataset | IterableDataset
+    evaluation: Dataset
+    unigram_loss: float
+
+
+def train(
+    training: PretrainingArguments,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    corpus: Corpus,
+    blocks: Blocks,
+    started: dict[str, Any],
+    mlm_probability: float,
+) -> None:
+    """Train, evaluate, and leave the checkpoint with its report."""
     # Every process masks its own part of a batch.
     mask_seed = training.seed * training.world_size + training.process_index
-    collator = MaskingCollator(tokenizer=tokenizer, mlm_probability=mlm_arguments.mlm_probability, seed=mask_seed)
+    collator = MaskingCollator(tokenizer=tokenizer, mlm_probability=mlm_probability, seed=mask_seed)
     timer = StepTimer()
     trainer = MaskedLMTrainer(
         model=model,
         args=training,
-        train_dataset=train_blocks,
-        eval_dataset=mask_once(eval_blocks, tokenizer, mlm_arguments.mlm_probability, seed=0),
+        train_dataset=blocks.train,
+        eval_dataset=mask_once(blocks.evaluation, tokenizer, mlm_probability, seed=0),
         data_collator=collator,
         processing_class=tokenizer,
         callbacks=[timer, MaskNumbering(collator)],
     )
-    checkpoint = training.resume_from_checkpoint or find_checkpoint(training.output_dir)
+    checkpoint = training.resume_from_checkpoint or find_checkpoint(str(training.output_dir))
     train_metrics = trainer.train(resume_from_checkpoint=checkpoint).metrics
     metrics = {
         **trainer.evaluate(),
         **train_metrics,
         **timer.metrics(),
-        "unigram_loss": unigram_loss,
-        "unigram_perplexity": math.exp(unigram_loss),
+        "unigram_loss": blocks.unigram_loss,
+        "unigram_perplexity": math.exp(blocks.unigram_loss),
         "parameters": model.num_parameters(),
         "model_type": model.config.model_type,
         "seed": training.seed,
@@ -131,12 +197,9 @@ def main() -> None:
     # As a step of the Trainer's own, which does not push yet: the card and the metrics are still to come.
     trainer.save_model(_internal_call=True)
     if trainer.is_world_process_zero():
-        report(trainer, metrics, started, corpus, eval_blocks)
+        report(trainer, metrics, started, corpus, blocks.evaluation)
     if training.push_to_hub:
         upload(trainer)
-    if torch.distributed.is_initialized():
-        # Gloo now and then aborts a process that exits with the group still up.
-        torch.distributed.destroy_process_group()
 
 
 def check_training_arguments(training: PretrainingArguments, corpus_arguments: CorpusArguments) -> None:
@@ -149,6 +212,11 @@ def check_training_arguments(training: PretrainingArguments, corpus_arguments: C
             f"{processes} processes were launched but each would train alone: there is no accelerator for them. "
             "Add --use_cpu to train on processors."
         )
+    checkpoint = training.resume_from_checkpoint
+    if str(checkpoint).lower() == "true":
+        training.resume_from_checkpoint = None  # which is what happens anyway: the folder's newest is looked for
+    elif checkpoint is not None and not Path(str(checkpoint)).is_dir():
+        raise UserError(f"--resume_from_checkpoint {checkpoint} is no folder; leave it out to go on with the newest.")
     if corpus_arguments.streaming and training.max_steps <= 0:
         raise UserError("A streamed corpus has no known length: say how long to train with --max_steps.")
     if corpus_arguments.streaming:
@@ -157,7 +225,7 @@ def check_training_arguments(training: PretrainingArguments, corpus_arguments: C
     if training.global_batch_size is not None:
         at_once = training.train_batch_size * training.world_size
         steps, rest = divmod(training.global_batch_size, at_once)
-        if rest or not steps:
+        if rest or steps < 1:
             raise UserError(
                 f"--global_batch_size {training.global_batch_size} is not a multiple of {at_once}, which is what "
                 f"{training.world_size} device(s) with --per_device_train_batch_size "
@@ -166,59 +234,87 @@ def check_training_arguments(training: PretrainingArguments, corpus_arguments: C
         training.gradient_accumulation_steps = steps
 
 
-def load_tokenizer(
-    model_arguments: ModelArguments, mlm_arguments: MaskedLMArguments, corpus: Corpus, output_dir: str
-) -> PreTrainedTokenizerBase:
-    """Load the named tokenizer or the model's, or train one on the corpus, once for a run folder."""
-    trained = Path(output_dir) / "tokenizer"
-    name = mlm_arguments.tokenizer_name or model_arguments.model_name_or_path
-    if name is None:
-        # A file lock and not a barrier: training on a large corpus outlasts the time-out of a collective.
-        with FileLock(f"{trained}.lock"):
-            if not trained.is_dir():
-                texts = sample_texts(corpus.train, probabilities=corpus.probabilities)
-                length = mlm_arguments.max_seq_length
-                save_tokenizer(train_wordpiece(texts, mlm_arguments.vocab_size, model_max_length=length), trained)
+def check_hub_access(token: str | None) -> None:
+    """Find out now, and not after hours of training, that nothing can be uploaded."""
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name or trained, trust_remote_code=model_arguments.trust_remote_code)
+        whoami(token=token)
+    except (HfHubHTTPError, LocalTokenNotFoundError, OfflineModeIsEnabled, OSError) as error:
+        raise UserError(f"--push_to_hub cannot reach the Hub as a user: {one_line(error)}") from error
+
+
+def load_tokenizer(name: str, trust_remote_code: bool) -> PreTrainedTokenizerBase:
+    """Load a tokenizer that can cut text into blocks and mask them."""
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as error:
-        raise UserError(f"The tokenizer {name or trained} cannot be loaded: {' '.join(str(error).split())}") from error
-    if tokenizer.mask_token is None or tokenizer.pad_token is None:
-        raise UserError(f"The tokenizer {name or trained} has no mask or no padding token, which masking needs.")
+        raise UserError(f"The tokenizer {name} cannot be loaded: {one_line(error)}") from error
+    lacking = [token for token in ("mask", "pad", "cls", "sep") if getattr(tokenizer, f"{token}_token") is None]
+    if lacking or not tokenizer.is_fast:
+        what = f"has no {' and no '.join(lacking)} token" if lacking else "is not a fast one"
+        raise UserError(f"The tokenizer {name} {what}, which pre-training needs; give another one.")
     return tokenizer
+
+
+def train_tokenizer_once(folder: Path, corpus: Corpus, mlm_arguments: MaskedLMArguments) -> PreTrainedTokenizerBase:
+    """Train the run's tokenizer in one of its processes, and load it in all."""
+    # A file lock and not a barrier: training on a large corpus outlasts the time-out of a collective.
+    with FileLock(f"{folder}.lock"):
+        if not folder.is_dir():
+            texts = sample_texts(corpus.train, probabilities=corpus.probabilities)
+            length = mlm_arguments.max_seq_length
+            try:
+                save_tokenizer(train_wordpiece(texts, mlm_arguments.vocab_size, model_max_length=length), folder)
+            except ValueError as error:
+                raise UserError(f"No tokenizer can be trained: {one_line(error)}") from error
+    return load_tokenizer(str(folder), trust_remote_code=False)
+
+
+# Their implementations in transformers take inputs of one length alone.
+FIXED_LENGTH_MODELS = ("nystromformer",)
 
 
 def load_blocks(
     corpus: Corpus,
     tokenizer: PreTrainedTokenizerBase,
+    model_type: str,
     corpus_arguments: CorpusArguments,
     mlm_arguments: MaskedLMArguments,
     training: PretrainingArguments,
-) -> tuple[Dataset | IterableDataset, Dataset, float]:
-    """Pack the corpus: training blocks, on disk or as a stream, evaluation blocks and their unigram loss."""
+) -> Blocks:
+    """Pack the corpus into blocks and measure what unigram frequencies would score."""
     length, single = mlm_arguments.max_seq_length, corpus_arguments.one_document_per_block
     if not corpus.validation:
         raise UserError("There is no text to evaluate on; give --validation_file or a --validation_fraction above 0.")
+    full_only = mlm_arguments.full_blocks_only or model_type in FIXED_LENGTH_MODELS
 
     def prepare(sources: list[TextSource], desc: str) -> list[Dataset]:
         blocks = [prepare_blocks(source, tokenizer, length, corpus.cache_dir, single, desc) for source in sources]
-        if mlm_arguments.full_blocks_only:
-            blocks = [part.select(range(len(part) - (len(part[-1]["input_ids"]) < length))) for part in blocks]
-        return blocks
+        return [select_full_blocks(part, length) for part in blocks] if full_only else blocks
 
-    eval_blocks = mix_blocks(prepare(corpus.validation, "Packing evaluation text"))
-    if not len(eval_blocks):
+    evaluation = mix_blocks(prepare(corpus.validation, "Packing evaluation text"))
+    if not len(evaluation):
         raise UserError(f"The evaluation text does not fill one block of {length} tokens; give more of it.")
     special = tokenizer.all_special_ids
     if corpus_arguments.streaming:
         readers = training.world_size * max(1, training.dataloader_num_workers)
         streams = [stream_blocks(source, tokenizer, length, single, readers) for source in corpus.train]
-        # The frequencies of a stream are not known before its end; the evaluation text's own are the harder baseline.
-        unigram_loss = unigram_cross_entropy(eval_blocks, eval_blocks, len(tokenizer), special)
         stream = mix_blocks(streams, corpus.probabilities, training.seed)
-        return stream.shuffle(seed=training.seed, buffer_size=10_000), eval_blocks, unigram_loss
+        if full_only:
+            stream = stream.filter(lambda block: len(block["input_ids"]) == length)
+        # The frequencies of a stream are not known before its end; the evaluation text's own are the harder baseline.
+        unigram_loss = unigram_cross_entropy(evaluation, evaluation, len(tokenizer), special)
+        return Blocks(stream.shuffle(seed=training.seed, buffer_size=10_000), evaluation, unigram_loss)
     train_blocks = mix_blocks(prepare(corpus.train, "Packing training text"), corpus.probabilities, training.seed)
-    return train_blocks, eval_blocks, unigram_cross_entropy(train_blocks, eval_blocks, len(tokenizer), special)
+    if not len(train_blocks):
+        raise UserError(f"The training text does not fill one block of {length} tokens; give more of it.")
+    unigram_loss = unigram_cross_entropy(train_blocks, evaluation, len(tokenizer), special)
+    return Blocks(train_blocks, evaluation, unigram_loss)
+
+
+def select_full_blocks(blocks: Dataset, length: int) -> Dataset:
+    """The blocks of exactly `length` tokens."""
+    lengths = pc.list_value_length(blocks.data.column("input_ids")).to_numpy()
+    return blocks.select((lengths == length).nonzero()[0])
 
 
 @torch.no_grad()
@@ -259,8 +355,10 @@ def report(trainer: MaskedLMTrainer, metrics: dict, arguments: dict, corpus: Cor
     )
     logger.info("\nMasked words of the evaluation text:")
     examples = show_predictions(trainer, eval_blocks)
-    text = ", ".join(source.name for source in corpus.train)
-    write_pretraining_card(folder, folder.name, text, metrics, arguments, examples[0])
+    # A card is read elsewhere: names of files, not where they lie on this machine.
+    text = ", ".join(Path(source.name).name for source in corpus.train)
+    name = trainer.hub_model_id if trainer.args.push_to_hub else folder.name
+    write_pretraining_card(folder, str(name), text, metrics, arguments, examples[0])
     # Last, because a folder with metrics is a finished run.
     write_json(folder / METRICS_FILE, metrics)
     logger.info(

@@ -3,7 +3,7 @@
 import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,7 +66,13 @@ def read_runs(path: str | Path, seeds: Sequence[int], output_dir: str | Path) ->
     ]
 
 
-def execute_runs(script: Path, runs: Sequence[Run], shared_arguments: Sequence[str], finished_file: str) -> None:
+def execute_runs(
+    script: Path,
+    runs: Sequence[Run],
+    shared_arguments: Sequence[str],
+    finished_file: str,
+    check: Callable[[Run, list[str]], None] = lambda run, arguments: None,
+) -> None:
     """
     Run a script once for each run that is not finished.
 
@@ -77,10 +83,15 @@ def execute_runs(script: Path, runs: Sequence[Run], shared_arguments: Sequence[s
         runs (sequence of [`Run`]): The runs.
         shared_arguments (sequence of `str`): Arguments before those of the run.
         finished_file (`str`): A run whose folder holds this file is finished.
+        check (callable, *optional*): Called with each finished run and the arguments it would be started with; raises
+            a `UserError` if it was started with others.
 
     Raises:
         UserError: if a run fails; it names the log.
     """
+    for run in runs:
+        if (run.folder / finished_file).is_file():
+            check(run, [*shared_arguments, *run.arguments])
     waiting = [run for run in runs if not (run.folder / finished_file).is_file()]
     bar = tqdm(waiting, desc="Runs", unit="run", initial=len(runs) - len(waiting), total=len(runs))
     for run in bar:

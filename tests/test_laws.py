@@ -360,6 +360,18 @@ def test_lengthening_keeps_short_inputs(old, new, smoother_norm, extension):
     assert model(torch.ones(1, new, dtype=torch.long)).logits.isfinite().all()
 
 
+def test_new_positions_enter_the_order_at_random():
+    following = 0
+    for seed in range(300):
+        model = SKTformerModel(make_config(num_hidden_layers=1, landmark_seed=seed))
+        model.resize_position_embeddings(32)
+        order = dict(model.named_buffers())["layers.0.attention.landmark_order"].tolist()
+        assert sorted(order) == list(range(32))
+        following += order[0] >= 16 and order[1] == order[0] - 16
+    # By chance in 1 of 62 models; five standard deviations above.
+    assert following < 300 / 62 + 5 * math.sqrt(300 / 62)
+
+
 def test_lengthened_model_trains_and_saves_and_loads(tmp_path):
     model = make_model(SKTformerForMaskedLM)
     model.resize_position_embeddings(40)

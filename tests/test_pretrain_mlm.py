@@ -214,7 +214,7 @@ def test_the_global_batch_is_kept_by_accumulation(recipe, monkeypatch, per_devic
 
 def test_two_processes_train_one_model(tmp_path, recipe):
     command = [
-        *(sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "29617"),
+        *(sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone"),
         *(str(SCRIPT), "--recipe", str(recipe), "--global_batch_size", "16", "--max_steps", "2"),
     ]
     result = subprocess.run(
@@ -240,14 +240,57 @@ def test_two_processes_train_one_model(tmp_path, recipe):
         (["--datasets", "Salesforce/wikitext:wikitext-103-raw-v1"], "(?i)offline|reach"),
         (["--attn_implementation", "sdpa"], "--attn_implementation"),
         (["--evaluation_strategy", "steps"], "--evaluation_strategy"),
+        (["--vocab_size", "5"], "--vocab_size must be at least 7"),
+        (["--config_overrides", "hidden_act=gleu"], "hidden_act"),
+        (["--config_overrides", "initializer_range=-1"], "initializer_range"),
+        (["--resume_from_checkpoint", "nowhere"], "--resume_from_checkpoint nowhere"),
+        (["--global_batch_size", "-8"], "not a multiple"),
+        (["--push_to_hub", "--hub_model_id", "me/mine"], "cannot reach the Hub"),
+        (["--max_seq_length", "4000", "--full_blocks_only"], "does not fill one block"),
     ],
 )
 def test_mistakes_are_explained_and_leave_nothing(tmp_path, recipe, monkeypatch, flags, message):
     with pytest.raises(UserError, match=message) as error:
         run(monkeypatch, "--recipe", recipe, *flags)
     assert "\n" not in str(error.value)
-    assert not (tmp_path / "run" / "metrics.json").exists()
-    assert not (tmp_path / "run" / "model.safetensors").exists()
+    assert not (tmp_path / "run").exists()
+
+
+def test_overwriting_is_for_runs_alone(tmp_path, recipe, monkeypatch):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "thesis.tex").write_text("precious")
+    with pytest.raises(UserError, match="no run of this script"):
+        run(monkeypatch, "--recipe", recipe, "--overwrite")
+    (folder / "thesis.tex").unlink()
+    run(monkeypatch, "--recipe", recipe, "--overwrite")
+    before = (folder / "model.safetensors").stat().st_mtime_ns
+    with pytest.raises(UserError, match="would delete"):
+        run(monkeypatch, "--recipe", recipe, "--overwrite", "--tokenizer_name", folder / "tokenizer", "--seed", 5)
+    with pytest.raises(UserError, match="not divisible"):
+        run(monkeypatch, "--recipe", recipe, "--overwrite", "--config_overrides", "hidden_size=30")
+    assert (folder / "model.safetensors").stat().st_mtime_ns == before
+    assert "overwrite" not in (folder / "arguments.yaml").read_text()
+    run(monkeypatch, "--recipe", recipe, "--overwrite", "--seed", 5)
+    assert metrics_of(folder)["seed"] == 5
+
+
+def test_what_must_stay_secret_is_not_written_down(tmp_path, recipe, monkeypatch):
+    run(monkeypatch, "--recipe", recipe, "--hub_token", "hf_secret")
+    for path in (tmp_path / "run").rglob("*"):
+        if path.is_file() and path.suffix in (".yaml", ".json", ".md"):
+            assert "hf_secret" not in path.read_text(), path
+    assert str(tmp_path) not in (tmp_path / "run" / "README.md").read_text()
+
+
+def test_recipes_written_with_an_equals_sign_replace_the_quick_start(tmp_path, recipe, monkeypatch):
+    run(monkeypatch, f"--recipe={recipe}")
+    assert "config_name" not in yaml.safe_load((tmp_path / "run" / "arguments.yaml").read_text())
+
+
+def test_nystromformer_gets_full_blocks_alone(tmp_path, recipe, monkeypatch):
+    run(monkeypatch, "--recipe", recipe, "--model_type", "nystromformer", "--config_overrides", "num_landmarks=8")
+    assert metrics_of(tmp_path / "run")["model_type"] == "nystromformer"
 
 
 def test_a_folder_of_other_files_is_not_touched(tmp_path, recipe, monkeypatch, capsys):
@@ -275,6 +318,7 @@ def test_a_finished_run_is_uploaded_with_its_card(tmp_path, recipe, monkeypatch)
         pretrain_mlm.MaskedLMTrainer, "init_hf_repo", lambda trainer, *_: setattr(trainer, "hub_model_id", "me/mine")
     )
     monkeypatch.setattr(pretrain_mlm.MaskedLMTrainer, "_push_from_checkpoint", lambda *_: None)
+    monkeypatch.setattr(pretrain_mlm, "whoami", lambda token: {"name": "me"})
     monkeypatch.setattr(pretrain_mlm, "upload_folder", lambda **arguments: uploads.append(arguments))
     run(monkeypatch, "--recipe", recipe, "--push_to_hub", "--hub_model_id", "me/mine")
     (upload,) = uploads

@@ -95,6 +95,11 @@ def test_comparison_writes_a_table_a_picture_and_json(tmp_path, monkeypatch):
     table = (tmp_path / "results" / "pretraining.md").read_text()
     assert f"| BERT | {results['rows'][1]['parameters']:,} |" in table
     assert (tmp_path / "results" / "pretraining.png").read_bytes().startswith(b"\x89PNG")
+    with monkeypatch.context() as context:
+        context.setattr(sys, "argv", [*map(str, argv), "--recipe_of_runs", str(tmp_path / "other.yaml")])
+        (tmp_path / "other.yaml").write_text(yaml.safe_dump({**flags, "learning_rate": 3e-3}))
+        with pytest.raises(UserError, match="ours-0 was run with another learning_rate"):
+            compare_pretraining.main()
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("*/metrics.json")}
     compare_pretraining.main()
     assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("*/metrics.json")}

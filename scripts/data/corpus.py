@@ -33,7 +33,7 @@ from datasets.config import HF_DATASETS_CACHE
 from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
 from datasets.packaged_modules.text.text import TextConfig
 
-from arguments import UserError
+from arguments import UserError, one_line
 from data.documentation import documentation_versions, iter_documentation
 
 
@@ -190,7 +190,7 @@ class TextSource:
         if self.side is None and self.max_documents is None:
             yield from self._read()
             return
-        documents = self._documents(max_rows=_SPLIT_ROWS if self.side else None)
+        documents = self._documents(_SPLIT_ROWS)
         if self.side:
             documents = (document for document in documents if self._side_of(document) == self.side)
         for document in islice(documents, self.max_documents):
@@ -264,7 +264,7 @@ class TextSource:
             (texts,) = batch.values()
             yield from (text or "" for text in texts)  # a column may hold None
 
-    def _documents(self, max_rows: int | None) -> Iterator[list[str]]:
+    def _documents(self, max_rows: int) -> Iterator[list[str]]:
         """Documents that hold text, each as its rows without blank ones, in parts of at most `max_rows`."""
         document: list[str] = []
         for text in self._read():
@@ -563,16 +563,16 @@ def _explained_errors(name: str) -> Iterator[None]:
     except UserError:
         raise
     except DatasetGenerationError as error:
-        cause = _one_line(error.__cause__ or error)
+        cause = one_line(error.__cause__ or error)
         raise UserError(f"{name} cannot be read: {cause}; mend the file or leave it out.") from error
     except ConnectionError as error:
         raise UserError(
-            f"{name} is not in the cache, and the Hub cannot be reached ({_one_line(error)}); connect to the network, "
+            f"{name} is not in the cache, and the Hub cannot be reached ({one_line(error)}); connect to the network, "
             "unset HF_HUB_OFFLINE, or give local text with --train_file."
         ) from error
     except DatasetNotFoundError as error:
         raise UserError(
-            f"{_one_line(error)} Check the id, log in with `hf auth login`, or use --train_file."
+            f"{one_line(error)} Check the id, log in with `hf auth login`, or use --train_file."
         ) from error
     except RuntimeError as error:
         if "scripts are no longer supported" not in str(error):
@@ -583,11 +583,7 @@ def _explained_errors(name: str) -> Iterator[None]:
         ) from error
     except (OSError, ValueError) as error:
         hint = "write the configuration as path:config" if "onfig" in str(error) else "check the path and the content"
-        raise UserError(f"{name} cannot be read: {_one_line(error)}; {hint}.") from error
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
+        raise UserError(f"{name} cannot be read: {one_line(error)}; {hint}.") from error
 
 
 def _digest(*parts: str) -> str:

@@ -7,6 +7,7 @@ docstrings of the standard library and of the installed packages, read as source
 import ast
 import gc
 import os
+import platform
 import re
 import sysconfig
 import warnings
@@ -86,7 +87,7 @@ def documentation_versions() -> str:
     """The versions of Python and of everything installed with it: equal versions have equal documentation."""
     packages = sorted(f"{package.name}=={package.version}" for package in metadata.distributions())
     rules = f"format-{FORMAT_VERSION}-{MAX_CHARACTERS}"
-    return " ".join([rules, f"python=={sysconfig.get_python_version()}", *packages])
+    return " ".join([rules, f"python=={platform.python_version()}", *packages])
 
 
 def _installed_docstrings() -> Iterator[list[str]]:
@@ -103,19 +104,19 @@ def _iter_modules(root: Path) -> Iterator[Path]:
         subfolders[:] = sorted(name for name in subfolders if name.isidentifier() and name not in _SKIPPED_FOLDERS)
         for name in sorted(files):
             path = Path(folder, name)
-            if path.suffix == ".py" and path.stat().st_size <= _MAX_FILE_BYTES:
+            if path.suffix == ".py" and path.is_file() and path.stat().st_size <= _MAX_FILE_BYTES:
                 yield path
 
 
 def _read_docstrings(path: Path) -> list[str]:
-    source = path.read_bytes()
-    if b'"""' not in source:
-        return []
     try:
+        source = path.read_bytes()
+        if b'"""' not in source:
+            return []
         with _without_garbage_collection(), warnings.catch_warnings():
             warnings.simplefilter("ignore", SyntaxWarning)  # other people's invalid escape sequences
             return list(_iter_docstrings(ast.parse(source)))
-    except (SyntaxError, ValueError):
+    except (OSError, SyntaxError, ValueError, RecursionError):
         return []
 
 

@@ -39,6 +39,8 @@ _STATISTICS_FILE = "statistics.json"
 # Bounds on what is in memory at a time: characters of a row, rows and characters tokenized together, blocks written.
 _MAX_ROW_CHARACTERS = 50_000
 _BATCH_ROWS = 1000
+# A corpus without a blank row is one document: dealt out whole it would leave all shards but one empty.
+_SHARD_PIECES = 64
 _BATCH_CHARACTERS = 1_000_000
 _BATCH_BLOCKS = 1000
 
@@ -175,7 +177,7 @@ def stream_blocks(
     """
     Tokenize and pack a source while it is read; with one shard the blocks are those of [`prepare_blocks`].
 
-    Shard `k` of `n` packs the documents `k, k + n, k + 2n...`, so that no document is in two shards. Ranks and workers
+    Shard `k` of `n` packs the documents `k, k + n, k + 2n...`, long ones in parts of 64 rows. Ranks and workers
     of a `DataLoader` divide the shards among themselves: give a multiple of ranks times workers. Every shard reads all
     of the source, but tokenizes only its own documents. The order is the same in every pass; a run is resumed by
     making the blocks that it has seen once more and skipping them.
@@ -381,11 +383,15 @@ def _generate_shards(
 
 
 def _select_documents(pieces: Iterable[tuple[str, bool]], shard: int, num_shards: int) -> Iterator[tuple[str, bool]]:
-    document = 0
+    """Every `num_shards`-th document; where there are several shards, long documents are dealt out in parts."""
+    document = length = 0
     for text, ends_document in pieces:
+        length += 1
+        ends_part = ends_document or (num_shards > 1 and length == _SHARD_PIECES)
         if document % num_shards == shard:
-            yield text, ends_document
-        document += ends_document
+            yield text, ends_part
+        if ends_part:
+            document, length = document + 1, 0
 
 
 def _read_pieces(rows: Iterable[str], document_unit: str) -> Iterator[tuple[str, bool]]:

@@ -3,7 +3,6 @@
 import re
 
 import pytest
-import torch
 import transformers
 from source_tests import install_source_tests
 
@@ -23,15 +22,6 @@ def pytest_pycollect_makemodule(module_path, parent):
     )
     if obstacle:
         pytest.fail(obstacle, pytrace=False)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """The models are so small that a second thread only waits, for long where others use the machine too."""
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(num_threads)
 
 
 @pytest.fixture(autouse=True)
