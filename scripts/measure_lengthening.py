@@ -54,7 +54,11 @@ def main() -> None:
         blocks = [prepare_blocks(source, tokenizer, block_length, corpus.cache_dir) for source in corpus.validation]
         trainer = MaskedLMTrainer(
             model=model,
-            args=TrainingArguments(output_dir=gettempdir(), per_device_eval_batch_size=max(1, 8192 // block_length)),
+            args=TrainingArguments(
+                output_dir=gettempdir(),
+                per_device_eval_batch_size=max(1, 8192 // block_length),
+                dataloader_pin_memory=False,
+            ),
             eval_dataset=mask_once(mix_blocks(blocks), tokenizer, 0.15, seed=0),
             data_collator=MaskingCollator(tokenizer=tokenizer),
             processing_class=tokenizer,
