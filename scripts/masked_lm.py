@@ -30,7 +30,8 @@ class MaskingCollator(DataCollatorForLanguageModeling):
     10 % a random token, 10 % stay.
 
     The masks of a batch depend on `seed` and the number of the batch alone ([`MaskNumbering`] keeps count), so that a
-    run that is cut short and resumed sees the masks that it would have seen.
+    run that is cut short and resumed sees the masks that it would have seen. (Not so a stream: the batches that are
+    skipped on resuming are collated once more and count twice.)
 
     Examples that carry labels, as evaluation blocks do ([`mask_once`]), are only padded. A mask that keeps every token
     is left out, so that architectures that take inputs of one length alone can be trained too.

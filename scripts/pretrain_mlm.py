@@ -19,20 +19,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-import pyarrow.compute as pc
 import torch
-from datasets import Dataset, IterableDataset
-from filelock import FileLock
+from datasets import Dataset
 from huggingface_hub import upload_folder, whoami
 from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError, OfflineModeIsEnabled
-from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments, set_seed
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments, set_seed
 from transformers.trainer_pt_utils import AcceleratorConfig
 
 from architectures import ModelArguments, build_config, build_masked_lm
 from arguments import UserError, given_arguments, one_line, parse_args, run_script
 from checkpoint_card import write_pretraining_card
-from data.corpus import Corpus, CorpusArguments, TextSource, load_corpus
-from data.packing import mix_blocks, prepare_blocks, stream_blocks, unigram_cross_entropy
+from data.corpus import Corpus, CorpusArguments, load_corpus
+from data.mlm import Blocks, MaskedLMArguments, load_blocks, load_tokenizer, train_tokenizer_once
 from masked_lm import MaskedLMTrainer, MaskingCollator, MaskNumbering, StepTimer, mask_once
 from plots import plot_loss_curve
 from run_folder import (
@@ -44,40 +42,10 @@ from run_folder import (
     recorded_arguments,
     write_json,
 )
-from train_tokenizer import sample_texts, save_tokenizer, train_wordpiece
 
 
 QUICKSTART = Path(__file__).parent.parent / "configuration" / "pretrain" / "quickstart.yaml"
 logger = logging.getLogger("pretrain_mlm")
-
-
-@dataclass
-class MaskedLMArguments:
-    """What is masked and how it is cut into blocks."""
-
-    tokenizer_name: str | None = field(
-        default=None,
-        metadata={
-            "help": "Tokenizer: a folder or a name on the Hub. By default the model's, or one trained on the corpus."
-        },
-    )
-    vocab_size: int = field(default=30522, metadata={"help": "Size of a tokenizer that is trained on the corpus."})
-    max_seq_length: int = field(
-        default=512, metadata={"help": "Length of a block in tokens, [CLS] and [SEP] included."}
-    )
-    mlm_probability: float = field(default=0.15, metadata={"help": "Share of the tokens to predict."})
-    full_blocks_only: bool = field(
-        default=False,
-        metadata={"help": "Leave out shorter blocks, for architectures that take inputs of one length alone."},
-    )
-
-    def __post_init__(self):
-        if not 0 < self.mlm_probability < 1:
-            raise ValueError(f"--mlm_probability must lie between 0 and 1, got {self.mlm_probability}.")
-        if self.vocab_size < 7:
-            raise ValueError(f"--vocab_size must be at least 7, got {self.vocab_size}.")
-        if self.max_seq_length < 3:
-            raise ValueError(f"--max_seq_length must be at least 3, got {self.max_seq_length}.")
 
 
 @dataclass
@@ -119,7 +87,7 @@ def main() -> None:
     corpus = load_corpus(corpus_arguments)
     if named:
         tokenizer = load_tokenizer(named, model_arguments.trust_remote_code)
-        build_masked_lm(model_arguments, tokenizer, mlm_arguments.max_seq_length, training.seed)
+        model = build_masked_lm(model_arguments, tokenizer, mlm_arguments.max_seq_length, training.seed)
     else:
         build_config(model_arguments, mlm_arguments.vocab_size, mlm_arguments.max_seq_length, 0, training.seed)
     is_new = False
@@ -129,32 +97,18 @@ def main() -> None:
     try:
         if not named:
             tokenizer = train_tokenizer_once(Path(training.output_dir) / "tokenizer", corpus, mlm_arguments)
-        model = build_masked_lm(model_arguments, tokenizer, mlm_arguments.max_seq_length, training.seed)
-        data = load_blocks(corpus, tokenizer, model.config.model_type, corpus_arguments, mlm_arguments, training)
+            model = build_masked_lm(model_arguments, tokenizer, mlm_arguments.max_seq_length, training.seed)
+        readers = training.world_size * max(1, training.dataloader_num_workers)
+        model_type = model.config.model_type
+        blocks = load_blocks(corpus, tokenizer, model_type, corpus_arguments, mlm_arguments, training.seed, readers)
     except UserError:
         if is_new:  # so that the corrected command finds the folder as this one did
             shutil.rmtree(training.output_dir)
         raise
-    train(training, model, tokenizer, corpus, data, started, mlm_arguments.mlm_probability)
+    train(training, model, tokenizer, corpus, blocks, started, mlm_arguments.mlm_probability)
     if torch.distributed.is_initialized():
         # Gloo now and then aborts a process that exits with the group still up.
         torch.distributed.destroy_process_group()
-
-
-@dataclass
-class Blocks:
-    """
-    Packed text.
-
-    Args:
-        train (`Dataset` or `IterableDataset`): Training blocks, on disk or as a stream.
-        evaluation (`Dataset`): Evaluation blocks.
-        unigram_loss (`float`): Loss of unigram frequencies on the evaluation blocks, in nats per token.
-    """
-
-    train: Dataset | IterableDataset
-    evaluation: Dataset
-    unigram_loss: float
 
 
 def train(
@@ -240,81 +194,6 @@ def check_hub_access(token: str | None) -> None:
         whoami(token=token)
     except (HfHubHTTPError, LocalTokenNotFoundError, OfflineModeIsEnabled, OSError) as error:
         raise UserError(f"--push_to_hub cannot reach the Hub as a user: {one_line(error)}") from error
-
-
-def load_tokenizer(name: str, trust_remote_code: bool) -> PreTrainedTokenizerBase:
-    """Load a tokenizer that can cut text into blocks and mask them."""
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError) as error:
-        raise UserError(f"The tokenizer {name} cannot be loaded: {one_line(error)}") from error
-    lacking = [token for token in ("mask", "pad", "cls", "sep") if getattr(tokenizer, f"{token}_token") is None]
-    if lacking or not tokenizer.is_fast:
-        what = f"has no {' and no '.join(lacking)} token" if lacking else "is not a fast one"
-        raise UserError(f"The tokenizer {name} {what}, which pre-training needs; give another one.")
-    return tokenizer
-
-
-def train_tokenizer_once(folder: Path, corpus: Corpus, mlm_arguments: MaskedLMArguments) -> PreTrainedTokenizerBase:
-    """Train the run's tokenizer in one of its processes, and load it in all."""
-    # A file lock and not a barrier: training on a large corpus outlasts the time-out of a collective.
-    with FileLock(f"{folder}.lock"):
-        if not folder.is_dir():
-            texts = sample_texts(corpus.train, probabilities=corpus.probabilities)
-            length = mlm_arguments.max_seq_length
-            try:
-                save_tokenizer(train_wordpiece(texts, mlm_arguments.vocab_size, model_max_length=length), folder)
-            except ValueError as error:
-                raise UserError(f"No tokenizer can be trained: {one_line(error)}") from error
-    return load_tokenizer(str(folder), trust_remote_code=False)
-
-
-# Their implementations in transformers take inputs of one length alone.
-FIXED_LENGTH_MODELS = ("nystromformer",)
-
-
-def load_blocks(
-    corpus: Corpus,
-    tokenizer: PreTrainedTokenizerBase,
-    model_type: str,
-    corpus_arguments: CorpusArguments,
-    mlm_arguments: MaskedLMArguments,
-    training: PretrainingArguments,
-) -> Blocks:
-    """Pack the corpus into blocks and measure what unigram frequencies would score."""
-    length, single = mlm_arguments.max_seq_length, corpus_arguments.one_document_per_block
-    if not corpus.validation:
-        raise UserError("There is no text to evaluate on; give --validation_file or a --validation_fraction above 0.")
-    full_only = mlm_arguments.full_blocks_only or model_type in FIXED_LENGTH_MODELS
-
-    def prepare(sources: list[TextSource], desc: str) -> list[Dataset]:
-        blocks = [prepare_blocks(source, tokenizer, length, corpus.cache_dir, single, desc) for source in sources]
-        return [select_full_blocks(part, length) for part in blocks] if full_only else blocks
-
-    evaluation = mix_blocks(prepare(corpus.validation, "Packing evaluation text"))
-    if not len(evaluation):
-        raise UserError(f"The evaluation text does not fill one block of {length} tokens; give more of it.")
-    special = tokenizer.all_special_ids
-    if corpus_arguments.streaming:
-        readers = training.world_size * max(1, training.dataloader_num_workers)
-        streams = [stream_blocks(source, tokenizer, length, single, readers) for source in corpus.train]
-        stream = mix_blocks(streams, corpus.probabilities, training.seed)
-        if full_only:
-            stream = stream.filter(lambda block: len(block["input_ids"]) == length)
-        # The frequencies of a stream are not known before its end; the evaluation text's own are the harder baseline.
-        unigram_loss = unigram_cross_entropy(evaluation, evaluation, len(tokenizer), special)
-        return Blocks(stream.shuffle(seed=training.seed, buffer_size=10_000), evaluation, unigram_loss)
-    train_blocks = mix_blocks(prepare(corpus.train, "Packing training text"), corpus.probabilities, training.seed)
-    if not len(train_blocks):
-        raise UserError(f"The training text does not fill one block of {length} tokens; give more of it.")
-    unigram_loss = unigram_cross_entropy(train_blocks, evaluation, len(tokenizer), special)
-    return Blocks(train_blocks, evaluation, unigram_loss)
-
-
-def select_full_blocks(blocks: Dataset, length: int) -> Dataset:
-    """The blocks of exactly `length` tokens."""
-    lengths = pc.list_value_length(blocks.data.column("input_ids")).to_numpy()
-    return blocks.select((lengths == length).nonzero()[0])
 
 
 @torch.no_grad()
