@@ -95,7 +95,9 @@ def write_table(runs: list[Run], arguments: ComparisonArguments) -> None:
     write_json(folder / f"{name}.json", results)
     write_atomically(folder / f"{name}.md", format_table(results, name))
     curves = {row["name"]: [evaluation_curve(metrics[run]) for run in runs if run.name == row["name"]] for row in rows}
-    plot_mean_curves(curves, folder / f"{name}.png", f"Evaluation loss, {arguments.data_name}")
+    plot_mean_curves(
+        curves, folder / f"{name}.png", f"Mean evaluation loss over {len(arguments.seeds)} seeds, with their range"
+    )
     print((folder / f"{name}.md").read_text(encoding="utf-8"))
 
 
