@@ -18,7 +18,7 @@ import yaml
 from arguments import UserError, given_arguments, load_recipe, parse_args, run_script
 from plots import plot_mean_curves
 from pretrain_mlm import PRETRAINING_ARGUMENTS
-from run_folder import ARGUMENTS_FILE, METRICS_FILE, recorded_arguments, write_atomically, write_json
+from run_folder import ARGUMENTS_FILE, METRICS_FILE, format_origin, recorded_arguments, write_atomically, write_json
 from run_matrix import Run, execute_runs, read_runs
 
 
@@ -130,7 +130,7 @@ def evaluation_curve(metrics: dict) -> list[tuple[int, float]]:
 
 def format_table(results: dict, name: str) -> str:
     """The results as Markdown."""
-    recipe, environment = results["recipe"], results["environment"]
+    recipe = results["recipe"]
     lines = [
         f"# Pre-training compared: {results['data']}",
         "",
@@ -148,14 +148,12 @@ def format_table(results: dict, name: str) -> str:
             f"| {row['name']} | {row['parameters']:,} | {row['eval_loss']:.3f} ± {row['eval_loss_std']:.3f} "
             f"| {row['eval_accuracy']:.1%} | {row['step_time_ms']:.0f} ({row['step_cpu_time_ms']:.0f}) |"
         )
-    versions = ", ".join(f"{key} {environment[key]}" for key in ("python", "torch", "transformers"))
     lines += [
         "",
         f"![Evaluation loss against the step]({name}.png)",
         "",
-        f"Times are medians of single runs one after another, no comparison of speed. Written by "
-        f"`scripts/compare_pretraining.py` at {', '.join(results['commits'])}: {versions}, {environment['device']}, "
-        f"{environment['threads']} thread(s).",
+        "Times are medians of single runs one after another, no comparison of speed. "
+        + format_origin("compare_pretraining.py", results["environment"], results["commits"]),
         "",
     ]
     return "\n".join(lines)

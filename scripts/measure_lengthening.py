@@ -19,7 +19,7 @@ from data.corpus import CorpusArguments, load_corpus
 from data.packing import mix_blocks, prepare_blocks
 from masked_lm import MaskedLMTrainer, MaskingCollator, mask_once
 from modeling_sktformer import SKTformerForMaskedLM
-from run_folder import describe_environment, write_atomically, write_json
+from run_folder import describe_environment, format_origin, write_atomically, write_json
 
 
 @dataclass
@@ -93,8 +93,7 @@ def format_table(results: dict[str, Any]) -> str:
         f"| {row['model_length']} | {row['extension']} | {row['block_length']} | {row['eval_loss']:.3f} |"
         for row in results["rows"]
     ]
-    versions = ", ".join(f"{key} {environment[key]}" for key in ("python", "torch", "transformers"))
-    lines += ["", f"Written by `scripts/measure_lengthening.py` at {environment['commit']}: {versions}.", ""]
+    lines += ["", format_origin("measure_lengthening.py", environment, [environment["commit"]]), ""]
     return "\n".join(lines)
 
 

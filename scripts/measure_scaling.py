@@ -19,7 +19,7 @@ from arguments import parse_args, run_script
 from measurement import median_ratio, peak_memory, time_interleaved
 from modeling_sktformer import SKTformerForSequenceClassification, load_preset
 from plots import plot_scaling
-from run_folder import describe_environment, write_atomically, write_json
+from run_folder import describe_environment, format_origin, write_atomically, write_json
 
 
 @dataclass
@@ -114,13 +114,11 @@ def format_table(results: dict) -> str:
             f"| {row['step_cpu_time_ms']:.0f} | {row['cpu_time_ratio']:.2f} "
             f"| {row['peak_memory_mib']:.0f} | {row['memory_ratio']:.2f} |"
         )
-    versions = ", ".join(f"{key} {environment[key]}" for key in ("python", "torch", "transformers"))
     lines += [
         "",
         "![Step time and memory against length](scaling.png)",
         "",
-        f"Written by `scripts/measure_scaling.py` at {environment['commit']}: {versions}, {environment['device']}, "
-        f"{environment['threads']} thread(s).",
+        format_origin("measure_scaling.py", environment, [environment["commit"]]),
         "",
     ]
     return "\n".join(lines)

@@ -138,6 +138,15 @@ def describe_environment() -> dict[str, Any]:
     }
 
 
+def format_origin(script: str, environment: dict[str, Any], commits: Iterable[Any]) -> str:
+    """One sentence under a table: what wrote it, from which code, with which versions and on which machine."""
+    versions = ", ".join(f"{key} {environment[key]}" for key in ("python", "torch", "transformers"))
+    return (
+        f"Written by `scripts/{script}` at {', '.join(map(str, commits))}: {versions}, {environment['device']}, "
+        f"{environment['threads']} thread(s)."
+    )
+
+
 def _processor_name() -> str:
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.is_file():
