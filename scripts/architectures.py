@@ -1,6 +1,7 @@
-"""The model a script trains: a checkpoint, a preset, or any masked-LM architecture of transformers at its size."""
+"""The model a script trains: a checkpoint, a preset, or any architecture of transformers at its size."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -8,10 +9,13 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import (
     AutoConfig,
     AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.utils import logging
 
 from arguments import UserError, one_line
 from modeling_sktformer import SKTformerConfig, available_presets, load_preset
@@ -48,6 +52,26 @@ class ModelArguments:
             raise ValueError("--model_type makes a new model; it cannot be given together with --model_name_or_path.")
 
 
+@dataclass
+class CheckpointArguments:
+    """The checkpoint to fine-tune."""
+
+    model_name_or_path: str = field(metadata={"help": "Checkpoint to start from: a folder or a name on the Hub."})
+    model_revision: str = field(default="main", metadata={"help": "Its branch, tag or commit on the Hub."})
+    tokenizer_name: str | None = field(
+        default=None, metadata={"help": "Tokenizer: a folder or a name on the Hub. By default the checkpoint's."}
+    )
+    config_overrides: str | None = field(
+        default=None, metadata={"help": "Fields to change in the configuration, as field=value,field=value."}
+    )
+    ignore_mismatched_sizes: bool = field(
+        default=False, metadata={"help": "Start with a new head where the checkpoint's has another number of labels."}
+    )
+    trust_remote_code: bool = field(
+        default=False, metadata={"help": "Run the code that a checkpoint from the Hub carries."}
+    )
+
+
 def build_config(arguments: ModelArguments, vocab_size: int, max_length: int, pad_token_id: int, seed: int):
     """
     Make the configuration of a new model.
@@ -73,9 +97,7 @@ def build_config(arguments: ModelArguments, vocab_size: int, max_length: int, pa
         if config.model_type == SKTformerConfig.model_type:
             required["landmark_seed"] = seed
         _set_fields(config, required | _length_fields(config, max_length))
-        if arguments.config_overrides:
-            _check_override_names(config, arguments.config_overrides)
-            config.update_from_string(arguments.config_overrides)
+        _override_fields(config, arguments.config_overrides)
         config.validate()
     except UserError:
         raise
@@ -134,24 +156,121 @@ def check_fit(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, max_
         )
 
 
+def load_tokenizer(
+    name: str, trust_remote_code: bool, needed: Sequence[str], revision: str = "main"
+) -> PreTrainedTokenizerBase:
+    """
+    Load a fast tokenizer that has the special tokens that a task needs.
+
+    Args:
+        name (`str`): A folder or a name on the Hub.
+        trust_remote_code (`bool`): Whether to run code that comes with it.
+        needed (sequence of `str`): Special tokens: `mask`, `pad`, `cls`, `sep`.
+        revision (`str`): Branch, tag or commit on the Hub.
+
+    Raises:
+        UserError: if it cannot be found, is no fast tokenizer or lacks a special token.
+    """
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code, revision=revision)
+    except (OSError, ValueError) as error:
+        raise UserError(f"The tokenizer {name} cannot be loaded: {one_line(error)}") from error
+    lacking = [token for token in needed if getattr(tokenizer, f"{token}_token") is None]
+    if lacking or not tokenizer.is_fast:
+        what = f"has no {' and no '.join(lacking)} token" if lacking else "is not a fast one"
+        raise UserError(f"The tokenizer {name} {what}, which this needs; give another one.")
+    return tokenizer
+
+
+def load_classifier(
+    arguments: CheckpointArguments, labels: Sequence[str], regression_label: str, new_head: bool
+) -> PreTrainedModel:
+    """
+    Load a checkpoint as a sequence-classification model.
+
+    Args:
+        arguments ([`CheckpointArguments`]): The checkpoint and overrides.
+        labels (sequence of `str`): The classes; none for regression.
+        regression_label (`str`): The name of the number that is predicted, for regression.
+        new_head (`bool`): Whether the checkpoint may lack a head that fits.
+
+    Returns:
+        `PreTrainedModel`: with the classes in its configuration.
+
+    Raises:
+        UserError: if it cannot be loaded, is of another architecture, or has no head that fits and needs one.
+    """
+    name = arguments.model_name_or_path
+    what = f"The checkpoint {name}"
+    options: dict[str, Any] = {
+        "trust_remote_code": arguments.trust_remote_code,
+        "revision": arguments.model_revision,
+    }
+    try:
+        config = AutoConfig.from_pretrained(name, **options)
+        trained_labels = config.num_labels
+        config.label2id = {word: number for number, word in enumerate(labels or [regression_label])}
+        config.id2label = {number: word for word, number in config.label2id.items()}
+        config.problem_type = "single_label_classification" if labels else "regression"
+        _override_fields(config, arguments.config_overrides)
+        with _without_load_report():
+            model, info = AutoModelForSequenceClassification.from_pretrained(
+                name, config=config, ignore_mismatched_sizes=True, output_loading_info=True, **options
+            )
+    except UserError:
+        raise
+    except (ValueError, OSError, KeyError, RuntimeError, StrictDataclassError) as error:
+        raise UserError(f"{what} cannot be loaded as a classification model: {one_line(error)}") from error
+    mismatched = [key if isinstance(key, str) else key[0] for key in info["mismatched_keys"]]
+    base = f"{model.base_model_prefix}."
+    # A masked language model is saved without the pooler that some architectures count to the encoder.
+    _check_encoder(model, [key for key in info["missing_keys"] if "pooler" not in key], what)
+    _check_encoder(model, mismatched, what)
+    lost = [key for key in [*mismatched, *info["missing_keys"]] if not key.startswith(base) and "pooler" not in key]
+    if lost and not new_head:
+        raise UserError(f"{what} has no classification head ({lost[0]} is missing); fine-tune it first.")
+    if mismatched and not arguments.ignore_mismatched_sizes:
+        raise UserError(
+            f"{what} has a classification head for {trained_labels} labels, and {model.config.num_labels} are needed; "
+            "pass --ignore_mismatched_sizes to start with a new head."
+        )
+    return model
+
+
+@contextmanager
+def _without_load_report() -> Iterator[None]:
+    """Keep the library from listing the weights of heads that are dropped or new; what is missing is checked here."""
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+
+
 def _load_masked_lm(name: str, arguments: ModelArguments) -> PreTrainedModel:
     try:
         config = AutoConfig.from_pretrained(name, trust_remote_code=arguments.trust_remote_code)
-        if arguments.config_overrides:
-            _check_override_names(config, arguments.config_overrides)
-            config.update_from_string(arguments.config_overrides)
+        _override_fields(config, arguments.config_overrides)
         model, info = AutoModelForMaskedLM.from_pretrained(
             name, config=config, trust_remote_code=arguments.trust_remote_code, output_loading_info=True
         )
+    except UserError:
+        raise
     except (ValueError, OSError, KeyError, RuntimeError, StrictDataclassError) as error:
         raise UserError(f"The checkpoint {name} cannot be loaded as a masked-LM model: {one_line(error)}") from error
-    missing = [key for key in info["missing_keys"] if key.startswith(model.base_model_prefix + ".")]
-    if missing:
-        raise UserError(
-            f"The checkpoint {name} lacks {len(missing)} weights of a {type(model).__name__} encoder (the first is "
-            f"{sorted(missing)[0]}): it is of another architecture."
-        )
+    _check_encoder(model, info["missing_keys"], f"The checkpoint {name}")
     return model
+
+
+def _check_encoder(model: PreTrainedModel, untrained: Iterable[str], what: str) -> None:
+    """Refuse a model some of whose encoder was not in its checkpoint."""
+    keys = sorted(key for key in untrained if key.startswith(f"{model.base_model_prefix}."))
+    if keys:
+        raise UserError(
+            f"{what} lacks {len(keys)} weights of a {type(model).__name__} encoder (the first is {keys[0]}): it is of "
+            "another architecture or size."
+        )
 
 
 def _named_config(arguments: ModelArguments) -> PreTrainedConfig:
@@ -215,10 +334,13 @@ def _set_fields(config: PreTrainedConfig, values: Mapping[str, Any]) -> None:
         setattr(config, name, value)
 
 
-def _check_override_names(config: PreTrainedConfig, overrides: str) -> None:
+def _override_fields(config: PreTrainedConfig, overrides: str | None) -> None:
+    if not overrides:
+        return
     for override in overrides.split(","):
         name = override.split("=")[0]
         if "=" not in override or not hasattr(config, name):
             raise UserError(
                 f"--config_overrides: `{override}` is not field=value with a field of {type(config).__name__}."
             )
+    config.update_from_string(overrides)

@@ -6,6 +6,8 @@ from typing import Any
 import yaml
 from huggingface_hub import ModelCard, ModelCardData
 
+from data.glue import SIMILARITY_RANGE, GlueTask
+
 
 _PRETRAINING_CARD = """
 ---
@@ -46,8 +48,57 @@ All of it is in `metrics.json`, with the versions and the machine it was made on
 """
 
 
+_CLASSIFICATION_CARD = """
+---
+{card_data}
+---
+
+# {started_from} fine-tuned on {task_title}
+
+`{started_from}`, a model of type `{model_type}` with {parameters:,} parameters, fine-tuned on {task_title} by
+`scripts/run_glue.py` of SKTformer. It answers with {labels}.
+
+## Use
+
+```python
+from transformers import pipeline
+
+classify = pipeline("text-classification", model="{title}"{remote})
+print(classify({example}, truncation=True))
+```
+
+## Result
+
+| {metric_names} |
+|{rule}|
+| {metric_values} |
+
+On the evaluation part of {task_title}, with seed {seed}. All of it is in `metrics.json`, with the versions and the
+machine it was made on.
+
+![Loss and score](curve.png)
+
+## Training
+
+`arguments.yaml` gives the run again as `--recipe`; without the paths of its data it says:
+
+```yaml
+{arguments}```
+"""
+
+
 # Arguments that name places of the machine the model was trained on.
-_PATHS = {"train_file", "validation_file", "cache_dir", "output_dir", "tokenizer_name", "model_name_or_path"}
+_PATHS = {
+    "cache_dir",
+    "data_dir",
+    "mnli_checkpoint",
+    "model_name_or_path",
+    "output_dir",
+    "test_file",
+    "tokenizer_name",
+    "train_file",
+    "validation_file",
+}
 
 
 def write_pretraining_card(
@@ -64,15 +115,69 @@ def write_pretraining_card(
         arguments (`dict`): Contents of `arguments.yaml`.
         example (`str`): A sentence with a mask.
     """
-    sktformer = metrics["model_type"] == "sktformer"
     data = ModelCardData(library_name="transformers", pipeline_tag="fill-mask", tags=[metrics["model_type"]])
     content = _PRETRAINING_CARD.format(
         card_data=data.to_yaml(),
         title=title,
         corpus=corpus,
-        remote=", trust_remote_code=True" if sktformer else "",
+        remote=_remote_code_argument(metrics["model_type"]),
         example=example.replace('"', "'"),
-        arguments=yaml.safe_dump({k: v for k, v in arguments.items() if k not in _PATHS}, sort_keys=False),
+        arguments=_format_arguments(arguments),
         **metrics,
     )
+    _save_card(content, folder)
+
+
+def write_classification_card(
+    folder: str | Path, task: GlueTask, metrics: dict[str, Any], arguments: dict[str, Any]
+) -> None:
+    """
+    Write `README.md` beside a checkpoint fine-tuned on a GLUE task.
+
+    Args:
+        folder (`str` or `Path`): The checkpoint's folder.
+        task ([`GlueTask`]): The task.
+        metrics (`dict`): Contents of `metrics.json`.
+        arguments (`dict`): Contents of `arguments.yaml`.
+    """
+    data = ModelCardData(
+        library_name="transformers",
+        pipeline_tag="text-classification",
+        tags=[metrics["model_type"], "glue"],
+        datasets=["nyu-mll/glue"],
+    )
+    pair = '{"text": "One text.", "text_pair": "Another text."}'
+    values = {name: f"{metrics[f'eval_{name}']:.4f}" for name in task.metrics}
+    _save_card(
+        _CLASSIFICATION_CARD.format(
+            card_data=data.to_yaml(),
+            title=str(arguments.get("hub_model_id") or Path(folder).resolve().name),
+            # A name, not where it lay on this machine.
+            started_from=Path(metrics["started_from"]).name,
+            model_type=metrics["model_type"],
+            parameters=metrics["parameters"],
+            task_title=task.title,
+            labels=" or ".join(f"`{word}`" for word in task.labels)
+            or f"a similarity from {SIMILARITY_RANGE[0]:g} to {SIMILARITY_RANGE[1]:g}",
+            remote=_remote_code_argument(metrics["model_type"]),
+            example=pair if len(task.columns) == 2 else '"One text."',
+            metric_names=" | ".join(name.replace("_", " ") for name in values),
+            rule="---|" * (len(values) - 1) + "---",
+            metric_values=" | ".join(values.values()),
+            seed=metrics["seed"],
+            arguments=_format_arguments(arguments),
+        ),
+        folder,
+    )
+
+
+def _remote_code_argument(model_type: str) -> str:
+    return ", trust_remote_code=True" if model_type == "sktformer" else ""
+
+
+def _format_arguments(arguments: dict[str, Any]) -> str:
+    return yaml.safe_dump({name: value for name, value in arguments.items() if name not in _PATHS}, sort_keys=False)
+
+
+def _save_card(content: str, folder: str | Path) -> None:
     ModelCard(content.strip() + "\n", ignore_metadata_errors=True).save(Path(folder) / "README.md")

@@ -10,8 +10,10 @@ writes NAME.md, .json and .png into --results_dir. Started again it goes on wher
 import json
 import math
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -36,8 +38,8 @@ class ComparisonArguments:
     runs: str = field(
         default=str(ROOT / "configuration" / "runs" / "pretrain.txt"), metadata={"help": "One line a model."}
     )
-    recipe_of_runs: str = field(
-        default=str(ROOT / "configuration" / "pretrain" / "compare.yaml"),
+    recipe_of_runs: list[str] = field(
+        default_factory=lambda: [str(ROOT / "configuration" / "pretrain" / "compare.yaml")],
         metadata={"help": "What all runs have in common."},
     )
     vocab_size: int = field(default=4096, metadata={"help": "Size of the tokenizer that all runs share."})
@@ -49,22 +51,56 @@ class ComparisonArguments:
 
 def main() -> None:
     (arguments,) = parse_args([ComparisonArguments], description=__doc__)
-    output = Path(arguments.output_dir)
-    text = [
-        *(("--train_file", *arguments.train_file) if arguments.train_file else ()),
-        *(("--validation_file", *arguments.validation_file) if arguments.validation_file else ()),
-    ]
-    tokenizer = output / "tokenizer"
-    execute_runs(
-        SCRIPTS / "train_tokenizer.py",
-        [Run("tokenizer", ("--vocab_size", str(arguments.vocab_size)), tokenizer)],
-        text,
-        "tokenizer.json",
+    runs = pretrain_all(
+        arguments.runs,
+        arguments.seeds,
+        Path(arguments.output_dir),
+        arguments.recipe_of_runs,
+        arguments.vocab_size,
+        text_flags(arguments.train_file, arguments.validation_file),
     )
-    runs = read_runs(arguments.runs, arguments.seeds, output)
-    shared = ["--recipe", arguments.recipe_of_runs, "--tokenizer_name", str(tokenizer), *text]
-    execute_runs(SCRIPTS / "pretrain_mlm.py", runs, shared, METRICS_FILE, check_finished_run)
     write_table(runs, arguments)
+
+
+def text_flags(train_file: Sequence[str], validation_file: Sequence[str]) -> list[str]:
+    """The flags that name text, without those that have no value."""
+    return [
+        *(("--train_file", *train_file) if train_file else ()),
+        *(("--validation_file", *validation_file) if validation_file else ()),
+    ]
+
+
+def pretrain_all(
+    runs_file: str, seeds: Sequence[int], output: Path, recipes: Sequence[str], vocab_size: int, text: Sequence[str]
+) -> list[Run]:
+    """
+    Train one tokenizer, and with it every line of a file of runs with every seed.
+
+    Args:
+        runs_file (`str`): One run a line.
+        seeds (sequence of `int`): Seeds of each line.
+        output (`Path`): Folder of the tokenizer and the runs.
+        recipes (sequence of `str`): What all runs have in common.
+        vocab_size (`int`): Most tokens that the tokenizer may have.
+        text (sequence of `str`): Flags that name the text.
+
+    Returns:
+        `list` of [`Run`]: all of them finished.
+
+    Raises:
+        UserError: if a run fails, or a finished one was run with other arguments.
+    """
+    tokenizer = Run("tokenizer", ("--vocab_size", str(vocab_size)), output / "tokenizer")
+    execute_runs(SCRIPTS / "train_tokenizer.py", [tokenizer], text, "tokenizer.json")
+    runs = read_runs(runs_file, seeds, output)
+    shared = ["--recipe", *recipes, "--tokenizer_name", str(tokenizer.folder), *text]
+    execute_runs(SCRIPTS / "pretrain_mlm.py", runs, shared, METRICS_FILE, check_finished_run)
+    return runs
+
+
+def load_recipes(paths: Sequence[str]) -> dict[str, Any]:
+    """The flags of several recipes, of which the last one wins."""
+    return {name: value for path in paths for name, value in load_recipe(path).items()}
 
 
 def check_finished_run(run: Run, arguments: list[str]) -> None:
@@ -84,7 +120,7 @@ def write_table(runs: list[Run], arguments: ComparisonArguments) -> None:
     folder, name = Path(arguments.results_dir), arguments.results_name
     results = {
         "data": arguments.data_name,
-        "recipe": load_recipe(arguments.recipe_of_runs),
+        "recipe": load_recipes(arguments.recipe_of_runs),
         "vocab_size": arguments.vocab_size,
         "seeds": arguments.seeds,
         "unigram_loss": first["unigram_loss"],

@@ -1,7 +1,6 @@
-"""Masked language modelling on the Trainer: masking, an evaluation that weighs tokens equally, and step times."""
+"""Masked language modelling on the Trainer: masking, and an evaluation that weighs tokens equally."""
 
 import hashlib
-import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,6 +18,8 @@ from transformers import (
     TrainingArguments,
 )
 from transformers.trainer_utils import EvalLoopOutput
+
+from training import share_buffers
 
 
 IGNORE_INDEX = -100
@@ -155,37 +156,9 @@ class MaskedLMTrainer(Trainer):
         super().__init__(compute_metrics=token_metrics, preprocess_logits_for_metrics=sum_token_losses, **kwargs)
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
-        if torch.distributed.is_initialized():
-            # Running statistics of a batch norm differ between processes after a step; the first one's are saved.
-            for buffer in self.accelerator.unwrap_model(self.model).buffers():
-                torch.distributed.broadcast(buffer, src=0)
+        share_buffers(self)
         output = super().evaluation_loop(*args, **kwargs)
         metrics = output.metrics or {}
         for name in [name for name in metrics if name.endswith("_token_loss")]:
             metrics[name.replace("_token_loss", "_loss")] = metrics.pop(name)
         return output
-
-
-class StepTimer(TrainerCallback):
-    """Measures each optimizer step, in wall-clock and in processor seconds of this process."""
-
-    def __init__(self) -> None:
-        self.wall: list[float] = []
-        self.cpu: list[float] = []
-
-    def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
-        self._start = (time.perf_counter(), time.process_time())
-
-    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
-        self.wall.append(time.perf_counter() - self._start[0])
-        self.cpu.append(time.process_time() - self._start[1])
-
-    def metrics(self) -> dict[str, float]:
-        """Medians in milliseconds, without the first steps, which set things up; empty before the first step."""
-        if not self.wall:
-            return {}
-        skipped = min(5, len(self.wall) - 1)
-        return {
-            "step_time_ms": 1000 * float(np.median(self.wall[skipped:])),
-            "step_cpu_time_ms": 1000 * float(np.median(self.cpu[skipped:])),
-        }

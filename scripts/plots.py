@@ -95,3 +95,60 @@ def plot_scaling(rows: Iterable[Mapping[str, float]], path: str | Path, title: s
     axes.legend(frameon=False, loc="upper left")
     figure.savefig(path, dpi=120)
     plt.close(figure)
+
+
+def plot_task_curves(histories: Mapping[str, Iterable[Mapping[str, float]]], path: str | Path, title: str) -> None:
+    """
+    Draw training loss and evaluation score against the epoch, a line for each trial.
+
+    Args:
+        histories (mapping of `str` to iterables of mappings): What `Trainer` logged for each trial: `epoch` with
+            `loss` or `eval_score` (0 to 1).
+        path (`str` or `Path`): The PNG to write.
+        title (`str`): Stands above the picture.
+    """
+    figure, panels = plt.subplots(1, 2, figsize=(10, 4.2), layout="constrained")
+    for axes, key, label, factor in (
+        (panels[0], "loss", "training loss", 1),
+        (panels[1], "eval_score", "evaluation score (%)", 100),
+    ):
+        for name, history in histories.items():
+            points = sorted({entry["epoch"]: factor * entry[key] for entry in history if key in entry}.items())
+            if points:
+                axes.plot(*zip(*points, strict=True), label=name, lw=1.4, marker="o", ms=3 if len(points) < 50 else 0)
+        axes.set(xlabel="epoch", ylabel=label)
+        axes.grid(alpha=0.3)
+    panels[1].legend(frameon=False, fontsize="small")
+    figure.suptitle(title)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+def plot_task_scores(
+    rows: Mapping[str, Mapping[str, float]],
+    spreads: Mapping[str, Mapping[str, float]],
+    path: str | Path,
+    title: str,
+) -> None:
+    """
+    Draw the scores of several models side by side, a group for each task.
+
+    Args:
+        rows (mapping of `str` to mappings): For each model the score (in percent) of each task, in order.
+        spreads (mapping of `str` to mappings): Their standard deviations, where there are any.
+        path (`str` or `Path`): The PNG to write.
+        title (`str`): Stands above the picture.
+    """
+    tasks = list(dict.fromkeys(task for scores in rows.values() for task in scores))
+    figure, axes = plt.subplots(figsize=(max(6, 1.1 * len(tasks) + 2), 4.2), layout="constrained")
+    for number, (name, scores) in enumerate(rows.items()):
+        offset = 0.6 * (number - (len(rows) - 1) / 2) / len(rows)
+        places = [n + offset for n, task in enumerate(tasks) if task in scores]
+        deviations = [spreads.get(name, {}).get(task, 0.0) for task in scores]
+        axes.errorbar(places, list(scores.values()), yerr=deviations, fmt="os^Dv<>"[number % 7], ms=6, label=name)
+    axes.set_xticks(range(len(tasks)), tasks)
+    axes.set(title=title, ylabel="score (%)")
+    axes.grid(alpha=0.3, axis="y")
+    axes.legend(frameon=False, fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5))
+    figure.savefig(path, dpi=120)
+    plt.close(figure)

@@ -12,7 +12,6 @@ run that was cut short.
 
 import logging
 import math
-import os
 import shutil
 import sys
 from dataclasses import dataclass, field
@@ -21,17 +20,15 @@ from typing import Any, cast
 
 import torch
 from datasets import Dataset
-from huggingface_hub import upload_folder, whoami
-from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError, OfflineModeIsEnabled
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments, set_seed
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, set_seed
 from transformers.trainer_pt_utils import AcceleratorConfig
 
-from architectures import ModelArguments, build_config, build_masked_lm
-from arguments import UserError, given_arguments, one_line, parse_args, run_script
+from architectures import ModelArguments, build_config, build_masked_lm, load_tokenizer
+from arguments import UserError, given_arguments, parse_args, run_script
 from checkpoint_card import write_pretraining_card
 from data.corpus import Corpus, CorpusArguments, load_corpus
-from data.mlm import Blocks, MaskedLMArguments, load_blocks, load_tokenizer, train_tokenizer_once
-from masked_lm import MaskedLMTrainer, MaskingCollator, MaskNumbering, StepTimer, mask_once
+from data.mlm import MASKED_LM_TOKENS, Blocks, MaskedLMArguments, load_blocks, train_tokenizer_once
+from masked_lm import MaskedLMTrainer, MaskingCollator, MaskNumbering, mask_once
 from plots import plot_loss_curve
 from run_folder import (
     METRICS_FILE,
@@ -42,6 +39,14 @@ from run_folder import (
     recorded_arguments,
     write_json,
 )
+from training import (
+    RunArguments,
+    StepTimer,
+    check_hub_access,
+    check_run_arguments,
+    leave_process_group,
+    upload_run,
+)
 
 
 QUICKSTART = Path(__file__).parent.parent / "configuration" / "pretrain" / "quickstart.yaml"
@@ -49,19 +54,10 @@ logger = logging.getLogger("pretrain_mlm")
 
 
 @dataclass
-class PretrainingArguments(TrainingArguments):
-    """The arguments of the Trainer and what a pre-training run adds."""
+class PretrainingArguments(RunArguments):
+    """The arguments of a pre-training run."""
 
     output_dir: str | None = field(default="runs/pretrain", metadata={"help": "Folder of the run."})
-    overwrite: bool = field(
-        default=False, metadata={"help": "Delete another run, or this one finished, from --output_dir."}
-    )
-    global_batch_size: int | None = field(
-        default=None,
-        metadata={
-            "help": "Sequences per optimizer step over all devices; gradient accumulation is worked out from it."
-        },
-    )
 
 
 PRETRAINING_ARGUMENTS = (ModelArguments, CorpusArguments, MaskedLMArguments, PretrainingArguments)
@@ -86,7 +82,7 @@ def main() -> None:
         check_hub_access(training.hub_token)
     corpus = load_corpus(corpus_arguments)
     if named:
-        tokenizer = load_tokenizer(named, model_arguments.trust_remote_code)
+        tokenizer = load_tokenizer(named, model_arguments.trust_remote_code, MASKED_LM_TOKENS)
         model = build_masked_lm(model_arguments, tokenizer, mlm_arguments.max_seq_length, training.seed)
     else:
         build_config(model_arguments, mlm_arguments.vocab_size, mlm_arguments.max_seq_length, 0, training.seed)
@@ -106,9 +102,7 @@ def main() -> None:
             shutil.rmtree(training.output_dir)
         raise
     train(training, model, tokenizer, corpus, blocks, started, mlm_arguments.mlm_probability)
-    if torch.distributed.is_initialized():
-        # Gloo now and then aborts a process that exits with the group still up.
-        torch.distributed.destroy_process_group()
+    leave_process_group()
 
 
 def train(
@@ -153,47 +147,17 @@ def train(
     if trainer.is_world_process_zero():
         report(trainer, metrics, started, corpus, blocks.evaluation)
     if training.push_to_hub:
-        upload(trainer)
+        upload_run(trainer, str(training.output_dir), "End of pre-training")
 
 
 def check_training_arguments(training: PretrainingArguments, corpus_arguments: CorpusArguments) -> None:
     """Work out gradient accumulation, and refuse combinations that would train something else than what was asked."""
-    # Asking for the device joins the process group, without which the world is one process.
-    training.dataloader_pin_memory = training.dataloader_pin_memory and training.device.type == "cuda"
-    processes = int(os.environ.get("WORLD_SIZE", "1"))
-    if processes > training.world_size:
-        raise UserError(
-            f"{processes} processes were launched but each would train alone: there is no accelerator for them. "
-            "Add --use_cpu to train on processors."
-        )
-    checkpoint = training.resume_from_checkpoint
-    if str(checkpoint).lower() == "true":
-        training.resume_from_checkpoint = None  # which is what happens anyway: the folder's newest is looked for
-    elif checkpoint is not None and not Path(str(checkpoint)).is_dir():
-        raise UserError(f"--resume_from_checkpoint {checkpoint} is no folder; leave it out to go on with the newest.")
+    check_run_arguments(training)
     if corpus_arguments.streaming and training.max_steps <= 0:
         raise UserError("A streamed corpus has no known length: say how long to train with --max_steps.")
     if corpus_arguments.streaming:
         # Every process reads its own shards of the stream; dispatching would read all of it in the first.
         cast(AcceleratorConfig, training.accelerator_config).dispatch_batches = False
-    if training.global_batch_size is not None:
-        at_once = training.train_batch_size * training.world_size
-        steps, rest = divmod(training.global_batch_size, at_once)
-        if rest or steps < 1:
-            raise UserError(
-                f"--global_batch_size {training.global_batch_size} is not a multiple of {at_once}, which is what "
-                f"{training.world_size} device(s) with --per_device_train_batch_size "
-                f"{training.per_device_train_batch_size} read at once; change one of the two."
-            )
-        training.gradient_accumulation_steps = steps
-
-
-def check_hub_access(token: str | None) -> None:
-    """Find out now, and not after hours of training, that nothing can be uploaded."""
-    try:
-        whoami(token=token)
-    except (HfHubHTTPError, LocalTokenNotFoundError, OfflineModeIsEnabled, OSError) as error:
-        raise UserError(f"--push_to_hub cannot reach the Hub as a user: {one_line(error)}") from error
 
 
 @torch.no_grad()
@@ -253,19 +217,6 @@ def report(trainer: MaskedLMTrainer, metrics: dict, arguments: dict, corpus: Cor
         METRICS_FILE,
         folder,
     )
-
-
-def upload(trainer: MaskedLMTrainer) -> None:
-    """Push the finished run with its card; the Trainer's own last push would write another card over it."""
-    if trainer.is_world_process_zero():
-        upload_folder(
-            repo_id=str(trainer.hub_model_id),
-            folder_path=str(trainer.args.output_dir),
-            token=trainer.args.hub_token,
-            revision=trainer.args.hub_revision,
-            commit_message="End of pre-training",
-            ignore_patterns=["checkpoint-*", "tokenizer/*", "*.lock"],
-        )
 
 
 if __name__ == "__main__":

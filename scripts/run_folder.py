@@ -21,7 +21,7 @@ ARGUMENTS_FILE = "arguments.yaml"
 METRICS_FILE = "metrics.json"
 
 # What may differ between the first and the second half of a run that was cut in two.
-_FREE_ARGUMENTS = {"output_dir", "disable_tqdm", "dataloader_num_workers"}
+_FREE_ARGUMENTS = {"output_dir", "disable_tqdm", "dataloader_num_workers", "do_predict", "test_file"}
 # What is said about one start and is no part of the run, and what must not be written down.
 _UNRECORDED_ARGUMENTS = {"overwrite", "resume_from_checkpoint", "hub_token"}
 
@@ -66,6 +66,11 @@ def check_run_folder(folder: str | Path, arguments: dict[str, Any], overwrite: b
             raise UserError(f"--overwrite would delete {needed}, which this run needs; choose another --output_dir.")
 
 
+def is_finished_run(folder: str | Path, arguments: dict[str, Any]) -> bool:
+    """Whether a folder holds the run with these [`recorded_arguments`], finished."""
+    return (Path(folder) / METRICS_FILE).is_file() and _changes(Path(folder), arguments) == []
+
+
 def claim_run_folder(folder: str | Path, arguments: dict[str, Any]) -> bool:
     """
     Take a folder that [`check_run_folder`] has let pass; `arguments.yaml` then records the run.
@@ -90,18 +95,25 @@ def claim_run_folder(folder: str | Path, arguments: dict[str, Any]) -> bool:
 
 def _obstacle(folder: Path, arguments: dict[str, Any]) -> str | None:
     """Why a folder with a run cannot be gone on with."""
+    changes = _changes(folder, arguments)
+    if changes is None:
+        return f"a run whose {ARGUMENTS_FILE} cannot be read"
+    if changes:
+        return f"another run ({', '.join(changes)})"
+    return "this very run, finished" if (folder / METRICS_FILE).is_file() else None
+
+
+def _changes(folder: Path, arguments: dict[str, Any]) -> list[str] | None:
+    """In what the run in a folder differs from one with `arguments`; None if that cannot be read."""
     try:
         earlier = yaml.safe_load((folder / ARGUMENTS_FILE).read_text(encoding="utf-8")) or {}
     except (yaml.YAMLError, OSError):
-        return f"a run whose {ARGUMENTS_FILE} cannot be read"
-    changes = [
+        return None
+    return [
         f"{name}: {earlier.get(name, 'default')} there, {arguments.get(name, 'default')} here"
         for name in sorted(set(earlier) | set(arguments))
         if name not in _FREE_ARGUMENTS and earlier.get(name) != arguments.get(name)
     ]
-    if changes:
-        return f"another run ({', '.join(changes)})"
-    return "this very run, finished" if (folder / METRICS_FILE).is_file() else None
 
 
 def find_checkpoint(folder: str | Path) -> str | None:

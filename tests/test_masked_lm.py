@@ -8,7 +8,8 @@ from datasets import Dataset
 from transformers import BertTokenizer, EvalPrediction
 
 from data.packing import unigram_cross_entropy
-from masked_lm import IGNORE_INDEX, MaskingCollator, StepTimer, mask_once, sum_token_losses, token_metrics
+from masked_lm import IGNORE_INDEX, MaskingCollator, mask_once, sum_token_losses, token_metrics
+from training import StepTimer
 
 
 @pytest.fixture(scope="module")

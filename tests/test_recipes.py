@@ -69,7 +69,7 @@ def test_the_paper_s_recipe():
 
 @pytest.mark.parametrize("path", RUNS, ids=lambda path: path.stem)
 def test_runs_parse_and_restate_nothing(path):
-    shared = load_recipe(compare_pretraining.ComparisonArguments().recipe_of_runs)
+    shared = compare_pretraining.load_recipes(compare_pretraining.ComparisonArguments().recipe_of_runs)
     for line in path.read_text().splitlines():
         flags = shlex.split(line, comments=True)
         if not flags:

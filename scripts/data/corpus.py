@@ -11,7 +11,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -30,11 +30,11 @@ from datasets import (
     load_from_disk,
 )
 from datasets.config import HF_DATASETS_CACHE
-from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
 from datasets.packaged_modules.text.text import TextConfig
 
-from arguments import UserError, one_line
+from arguments import UserError
 from data.documentation import documentation_versions, iter_documentation
+from data.loading import explained_errors
 
 
 logger = logging.getLogger(__name__)
@@ -555,35 +555,8 @@ def _is_text(feature: object) -> bool:
     return isinstance(feature, Value) and feature.dtype in ("string", "large_string")
 
 
-@contextmanager
-def _explained_errors(name: str) -> Iterator[None]:
-    """Turn what the datasets library raises about the source `name` into one line that says what to do."""
-    try:
-        yield
-    except UserError:
-        raise
-    except DatasetGenerationError as error:
-        cause = one_line(error.__cause__ or error)
-        raise UserError(f"{name} cannot be read: {cause}; mend the file or leave it out.") from error
-    except ConnectionError as error:
-        raise UserError(
-            f"{name} is not in the cache, and the Hub cannot be reached ({one_line(error)}); connect to the network, "
-            "unset HF_HUB_OFFLINE, or give local text with --train_file."
-        ) from error
-    except DatasetNotFoundError as error:
-        raise UserError(
-            f"{one_line(error)} Check the id, log in with `hf auth login`, or use --train_file."
-        ) from error
-    except RuntimeError as error:
-        if "scripts are no longer supported" not in str(error):
-            raise
-        raise UserError(
-            f"{name} is loaded by a Python script, which the datasets library no longer runs; give a mirror with "
-            "parquet files, the revision @refs/convert/parquet, or files with --train_file."
-        ) from error
-    except (OSError, ValueError) as error:
-        hint = "write the configuration as path:config" if "onfig" in str(error) else "check the path and the content"
-        raise UserError(f"{name} cannot be read: {one_line(error)}; {hint}.") from error
+def _explained_errors(name: str) -> AbstractContextManager[None]:
+    return explained_errors(name, "--train_file", "write the configuration as path:config")
 
 
 def _digest(*parts: str) -> str:

@@ -6,8 +6,9 @@ from pathlib import Path
 import pyarrow.compute as pc
 from datasets import Dataset, IterableDataset
 from filelock import FileLock
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
+from architectures import load_tokenizer
 from arguments import UserError, one_line
 from data.corpus import Corpus, CorpusArguments, TextSource
 from data.packing import mix_blocks, prepare_blocks, stream_blocks, unigram_cross_entropy
@@ -16,6 +17,8 @@ from train_tokenizer import sample_texts, save_tokenizer, train_wordpiece
 
 # Their implementations in transformers take inputs of one length alone.
 FIXED_LENGTH_MODELS = ("nystromformer",)
+# What packing and masking put into a block.
+MASKED_LM_TOKENS = ("mask", "pad", "cls", "sep")
 
 
 @dataclass
@@ -63,28 +66,6 @@ class Blocks:
     unigram_loss: float
 
 
-def load_tokenizer(name: str, trust_remote_code: bool) -> PreTrainedTokenizerBase:
-    """
-    Load a tokenizer that can cut text into blocks and mask them.
-
-    Args:
-        name (`str`): A folder or a name on the Hub.
-        trust_remote_code (`bool`): Whether to run code that comes with it.
-
-    Raises:
-        UserError: if it cannot be found, is no fast tokenizer or lacks a special token.
-    """
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError) as error:
-        raise UserError(f"The tokenizer {name} cannot be loaded: {one_line(error)}") from error
-    lacking = [token for token in ("mask", "pad", "cls", "sep") if getattr(tokenizer, f"{token}_token") is None]
-    if lacking or not tokenizer.is_fast:
-        what = f"has no {' and no '.join(lacking)} token" if lacking else "is not a fast one"
-        raise UserError(f"The tokenizer {name} {what}, which pre-training needs; give another one.")
-    return tokenizer
-
-
 def train_tokenizer_once(folder: Path, corpus: Corpus, mlm_arguments: MaskedLMArguments) -> PreTrainedTokenizerBase:
     """
     Train a run's tokenizer in one of its processes, and load it in all.
@@ -106,7 +87,7 @@ def train_tokenizer_once(folder: Path, corpus: Corpus, mlm_arguments: MaskedLMAr
                 save_tokenizer(train_wordpiece(texts, mlm_arguments.vocab_size, model_max_length=length), folder)
             except ValueError as error:
                 raise UserError(f"No tokenizer can be trained: {one_line(error)}") from error
-    return load_tokenizer(str(folder), trust_remote_code=False)
+    return load_tokenizer(str(folder), False, MASKED_LM_TOKENS)
 
 
 def load_blocks(
