@@ -3,14 +3,15 @@ Pre-train several architectures alike, fine-tune them alike on tasks of GLUE, an
 
     python scripts/compare_glue.py --train_file a.txt b.txt --validation_file c.txt --data_name "a + b" --data_dir glue
 
-Pre-trains every line of configuration/runs/pretrain_glue.txt once, fine-tunes each checkpoint with every seed on every
-task, and writes glue.md, .json and .png into --results_dir. Started again it goes on where it was cut short.
+Pre-trains every line of configuration/runs/pretrain_glue.txt once, fine-tunes every line of glue_compare.txt on every
+task with every seed, and writes glue.md, .json and .png into --results_dir. Started again it goes on where it was cut
+short.
 """
 
 import json
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from run_folder import (
     write_json,
 )
 from run_glue import GLUE_ARGUMENTS, task_arguments
-from run_matrix import Run, execute_runs
+from run_matrix import Run, execute_runs, read_runs
 
 
 CONFIGURATION = ROOT / "configuration"
@@ -45,8 +46,12 @@ class GlueComparisonArguments:
     task_name: list[str] = field(
         default_factory=lambda: ["cola", "sst2", "stsb"], metadata={"help": "Tasks to fine-tune on."}
     )
-    runs: str = field(
-        default=str(CONFIGURATION / "runs" / "pretrain_glue.txt"), metadata={"help": "One line a model."}
+    pretraining_runs: str = field(
+        default=str(CONFIGURATION / "runs" / "pretrain_glue.txt"), metadata={"help": "One line a checkpoint."}
+    )
+    glue_runs: str = field(
+        default=str(CONFIGURATION / "runs" / "glue_compare.txt"),
+        metadata={"help": "One line a row; --model_name_or_path is the name of a line of --pretraining_runs."},
     )
     pretraining_recipes: list[str] = field(
         default_factory=lambda: [
@@ -77,15 +82,36 @@ def main() -> None:
     output = Path(arguments.output_dir)
     text = text_flags(arguments.train_file, arguments.validation_file)
     pretrained = pretrain_all(
-        arguments.runs, [0], output / "pretrained", arguments.pretraining_recipes, arguments.vocab_size, text
+        arguments.pretraining_runs,
+        [0],
+        output / "pretrained",
+        arguments.pretraining_recipes,
+        arguments.vocab_size,
+        text,
     )
+    checkpoints = {run.name: run.folder for run in pretrained}
     finetuned = [
-        Run(run.name, ("--model_name_or_path", str(run.folder)), output / "finetuned" / run.name) for run in pretrained
+        name_checkpoint(run, checkpoints) for run in read_runs(arguments.glue_runs, [0], output / "finetuned")
     ]
-    shared = ["--recipe", *arguments.glue_recipes, "--task_name", *arguments.task_name, "--seed", "0"]
+    shared = ["--recipe", *arguments.glue_recipes, "--task_name", *arguments.task_name]
     shared += ["--seeds", str(arguments.seeds), "--data_dir", arguments.data_dir]
     execute_runs(SCRIPTS / "run_glue.py", finetuned, shared, "glue.json", check_finished_run)
-    write_table(pretrained, finetuned, arguments)
+    write_table(checkpoints, finetuned, arguments)
+
+
+def name_checkpoint(run: Run, checkpoints: Mapping[str, Path]) -> Run:
+    """
+    Put the folder of a pre-trained checkpoint in the place of its name.
+
+    Raises:
+        UserError: if the run names none of them.
+    """
+    arguments = list(run.arguments)
+    place = arguments.index("--model_name_or_path") + 1 if "--model_name_or_path" in arguments else 0
+    if not place or arguments[place] not in checkpoints:
+        raise UserError(f"{run.name}: --model_name_or_path must be one of {', '.join(checkpoints)}.")
+    arguments[place] = str(checkpoints[arguments[place]])
+    return replace(run, arguments=tuple(arguments))
 
 
 def check_finished_run(run: Run, arguments: list[str]) -> None:
@@ -96,13 +122,14 @@ def check_finished_run(run: Run, arguments: list[str]) -> None:
             raise UserError(f"{run.folder / name} was run with other arguments; choose another --output_dir.")
 
 
-def write_table(pretrained: Sequence[Run], finetuned: Sequence[Run], arguments: GlueComparisonArguments) -> None:
+def write_table(checkpoints: Mapping[str, Path], finetuned: Sequence[Run], arguments: GlueComparisonArguments) -> None:
     """Collect what the runs measured: a row for each model, mean and standard deviation over its seeds."""
     tasks = [name for name in TASKS if name in arguments.task_name]
-    pretraining = [read_json(run.folder / METRICS_FILE) for run in pretrained]
+    pretraining = {str(folder): read_json(folder / METRICS_FILE) for folder in checkpoints.values()}
     results = [{task: read_json(run.folder / task / METRICS_FILE) for task in tasks} for run in finetuned]
     rows = [
-        summarise(run.name, before, after) for run, before, after in zip(finetuned, pretraining, results, strict=True)
+        summarise(run.name, pretraining[after[tasks[0]]["started_from"]], after)
+        for run, after in zip(finetuned, results, strict=True)
     ]
     environments = [task["environment"] for after in results for task in after.values()]
     table = {
@@ -112,7 +139,9 @@ def write_table(pretrained: Sequence[Run], finetuned: Sequence[Run], arguments: 
         "pretraining": load_recipes(arguments.pretraining_recipes),
         "fine-tuning": load_recipes(arguments.glue_recipes),
         "environment": environments[0],
-        "commits": sorted({str(e["commit"]) for e in [*environments, *(p["environment"] for p in pretraining)]}),
+        "commits": sorted(
+            {str(e["commit"]) for e in [*environments, *(p["environment"] for p in pretraining.values())]}
+        ),
         "rows": rows,
     }
     folder = Path(arguments.results_dir)
@@ -173,6 +202,8 @@ def format_table(table: Mapping[str, Any]) -> str:
         "",
         *format_definitions(tasks),
         "- Pre-training loss: nats per masked token of the evaluation text.",
+        "- SKTformer classifies by its first token, as the others do; SKTformer-mean by the mean over its tokens "
+        "(`classifier_pooling`).",
         "- FNet takes no mask: what it answers depends on the padding of the batch. Nystromformer runs as "
         "transformers ships it, with full attention at these lengths: its linear mode takes no padded batch.",
         "- These are models of two layers after minutes of pre-training; the table says how they compare, and not "
