@@ -6,6 +6,8 @@ Section 3.2 and Algorithm 2 of "SKTformer: A Skeleton Transformer for Long Seque
 Letters in shapes: B batch, S tokens, N positions of the model, F = N // 2 + 1 frequencies, d hidden size, r segments.
 """
 
+from typing import Any, Self
+
 import torch
 from torch import nn
 from transformers.activations import ACT2FN
@@ -47,6 +49,51 @@ def fourier_convolution(inputs: torch.Tensor, filter: torch.Tensor, num_segments
     return convolved[..., : inputs.shape[1]].to(inputs.dtype)
 
 
+def short_transform_length(length: int, num_positions: int) -> int:
+    """
+    Choose a transform that is long enough for inputs of `length` tokens and shorter than the model's, if there is one.
+
+    Tokens of an input are at most S - 1 apart, so a circle of 2 S - 1 positions holds every lag between them. Lengths
+    are 2^k and 3 * 2^k: transforms of such lengths are fast, and there are only two of them in each octave.
+
+    Args:
+        length (`int`): Tokens of the input, at least 1.
+        num_positions (`int`): Length N of the model's transform.
+
+    Returns:
+        `int`: The smallest such length that is at least `2 * length - 1`, or N where that is not below N.
+    """
+    num_lags = 2 * length - 1
+    power = 1 << (num_lags - 1).bit_length()
+    between = 3 * power // 4  # the only other candidate above power / 2
+    fitting = between if power >= 4 and between >= num_lags else power
+    return min(fitting, num_positions)
+
+
+def shorten_filter(filter: torch.Tensor, num_positions: int, new_num_positions: int) -> torch.Tensor:
+    """
+    Take Fourier filters to a shorter circle on which short inputs are convolved as before.
+
+    Equation 5 (Section 3.2) is a circular sum, y[t] = sum over s of k[(t - s) mod N] x[s], which reads no lag but
+    -(S - 1) .. S - 1 for inputs of S tokens. The lags that fit into N' positions are kept as they are and the others
+    left out, so the result is the paper's for every S with 2 S - 1 <= N', and another function for longer inputs.
+    Unlike [`resize_filter`], which makes a filter to keep and splits or joins lag N / 2 for that, this is one step of
+    a forward pass. Time O(d N log N), whatever the number of sequences.
+
+    Args:
+        filter (`torch.Tensor` of shape `(hidden_size, num_positions // 2 + 1, 2)`): The filters.
+        num_positions (`int`): Length N of the circle that `filter` belongs to.
+        new_num_positions (`int`): Length N' of the circle wanted, at most N.
+
+    Returns:
+        `torch.Tensor` of shape `(hidden_size, new_num_positions // 2 + 1, 2)`, in float32 at least.
+    """
+    kernel = _lag_values(filter.to(torch.promote_types(filter.dtype, torch.float32)), num_positions)  # (d, N)
+    num_negative = new_num_positions // 2
+    ahead, behind = kernel[:, : new_num_positions - num_negative], kernel[:, num_positions - num_negative :]
+    return torch.view_as_real(torch.fft.rfft(torch.cat([ahead, behind], dim=1)))  # (d, N' // 2 + 1, 2)
+
+
 def resize_filter(filter: torch.Tensor, num_positions: int, new_num_positions: int) -> torch.Tensor:
     """
     Take Fourier filters to another number of positions with their values at every lag kept.
@@ -64,7 +111,7 @@ def resize_filter(filter: torch.Tensor, num_positions: int, new_num_positions: i
     Returns:
         `torch.Tensor` of shape `(hidden_size, new_num_positions // 2 + 1, 2)`, in the dtype of `filter`.
     """
-    kernel = torch.fft.irfft(torch.view_as_complex(filter.double().contiguous()), n=num_positions)  # (d, N)
+    kernel = _lag_values(filter.double(), num_positions)  # (d, N)
     half, new_half = num_positions // 2, new_num_positions // 2
     lags = torch.arange(-half, half + 1, device=filter.device)
     values = kernel[:, lags % num_positions]
@@ -76,13 +123,24 @@ def resize_filter(filter: torch.Tensor, num_positions: int, new_num_positions: i
     return torch.view_as_real(torch.fft.rfft(new_kernel)).to(filter.dtype)
 
 
+def _lag_values(filter: torch.Tensor, num_positions: int) -> torch.Tensor:
+    """The filters' values at lags 0 .. N - 1, where N - l stands for -l; `(hidden_size, num_positions)`."""
+    return torch.fft.irfft(torch.view_as_complex(filter.contiguous()), n=num_positions)
+
+
 class FourierConvolution(nn.Module):
     """
     A learned filter over the whole sequence for each column (Equations 5 and 6), see [`fourier_convolution`].
 
+    Inputs much shorter than the model's N are convolved around a shorter circle, to the same result up to rounding,
+    so that they cost about what they cost in a model made for their length, see [`shorten_filter`].
+
     Args:
         config ([`SKTformerConfig`]): Sizes.
     """
+
+    # A copy of the filter and what it was shortened to, for each length of the transform.
+    _shortened: tuple[torch.Tensor, dict[int, torch.Tensor]] | None = None
 
     def __init__(self, config):
         super().__init__()
@@ -92,7 +150,54 @@ class FourierConvolution(nn.Module):
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """Map `(batch_size, sequence_length, hidden_size)` to `(batch_size, hidden_size, sequence_length)`."""
-        return fourier_convolution(inputs, self.filter, self.num_segments, self.num_positions)
+        filter, num_positions = self._fitting_filter(inputs.shape[0], inputs.shape[1])
+        return fourier_convolution(inputs, filter, self.num_segments, num_positions)
+
+    def _fitting_filter(self, batch_size: int, length: int) -> tuple[torch.Tensor, int]:
+        """The filter and the length of the transform that cost least for inputs of this size."""
+        # A compiled, exported or traced graph serves many lengths. It keeps the transform that serves them all, where
+        # a choice would bind it to the lengths of its example.
+        if torch.compiler.is_compiling() or torch.jit.is_tracing():
+            return self.filter, self.num_positions
+        short = short_transform_length(length, self.num_positions)
+        # In transforms of one value of one column: what a shorter circle spares, and what it takes to get there.
+        # Comparing filters is measured to cost about N / 4 of them, shortening is a transform of N and one of `short`.
+        spared = batch_size * (self.num_positions - short)
+        if self._can_keep_shortened():
+            if spared > self.num_positions // 4:
+                return self._kept_filter(short), short
+        elif spared > self.num_positions + short:
+            return shorten_filter(self.filter, self.num_positions, short), short
+        return self.filter, self.num_positions
+
+    def _can_keep_shortened(self) -> bool:
+        # While a model trains, each step would need another copy. Accelerators would have to be waited for at each
+        # comparison. Tensors of other types (sharded, fake, batched by `torch.func.vmap`) may lack values.
+        without_gradients = not self.training and not torch.is_grad_enabled()
+        return without_gradients and type(self.filter) is nn.Parameter and self.filter.device.type == "cpu"
+
+    def _kept_filter(self, num_positions: int) -> torch.Tensor:
+        """The filter shortened to `num_positions`, from an earlier call if the filter is still the same."""
+        # Values are compared because nothing else tells: fused optimizers and writes to `.data`, such as averaged
+        # weights being swapped in, leave the version counter and the address of a parameter as they are.
+        kept = self._shortened
+        if kept is None or not _equal_bits(kept[0], self.filter):
+            kept = self._shortened = (self.filter.clone(), {})
+        # The copy is what is shortened: another thread may be writing to the filter or have replaced the attribute.
+        source, filters = kept
+        if num_positions not in filters:
+            filters[num_positions] = shorten_filter(source, self.num_positions, num_positions)
+        return filters[num_positions]
+
+    def train(self, mode: bool = True) -> Self:
+        """Set the mode as `nn.Module.train` does; training frees the shortened filters kept for evaluation."""
+        if mode:
+            self._shortened = None
+        return super().train(mode)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What is copied and pickled: everything but the shortened filters, which are made again."""
+        return {name: value for name, value in self.__dict__.items() if name != "_shortened"}
 
     @torch.no_grad()
     def resize(self, new_num_positions: int) -> None:
@@ -100,6 +205,16 @@ class FourierConvolution(nn.Module):
         resized = resize_filter(self.filter, self.num_positions, new_num_positions)
         self.filter = nn.Parameter(resized, requires_grad=self.filter.requires_grad)
         self.num_positions = new_num_positions
+        self._shortened = None
+
+
+def _equal_bits(first: torch.Tensor, second: torch.Tensor) -> bool:
+    """Whether two filters of shape `(..., 2)` are of one type, shape and device and equal bit by bit."""
+    if first.dtype != second.dtype or first.device != second.device:
+        return False
+    # Both parts of a frequency as one integer, which is compared faster than floating-point numbers are.
+    integer = torch.int32 if first.element_size() == 2 else torch.int64
+    return torch.equal(first.contiguous().view(integer), second.contiguous().view(integer))
 
 
 class PositionBatchNorm(nn.Module):
