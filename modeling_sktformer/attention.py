@@ -172,6 +172,96 @@ def feature_attention(
     return value_columns @ probabilities.mT
 
 
+def folded_token_attention(
+    hidden_states: torch.Tensor,
+    query_weight: torch.Tensor,
+    query_bias: torch.Tensor,
+    landmark_keys: torch.Tensor,
+    landmark_values: torch.Tensor,
+    landmark_mask: torch.Tensor | None,
+    dropout: nn.Module,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    r"""
+    [`token_attention`] without the queries: Q K_I^T = X (W_q^T K_I^T) + b_q K_I^T, whose bracket is small.
+
+    Time O(S H k d) for all heads together, where the queries alone would take O(S d^2). All heads are one matrix
+    product on each side of the softmax, so nothing is transposed: the values of the landmarks stand in a block
+    diagonal matrix.
+
+    Args:
+        hidden_states (`torch.Tensor` of shape `(batch_size, sequence_length, hidden_size)`):
+            What the queries would be read from.
+        query_weight (`torch.Tensor` of shape `(num_heads, head_dim, hidden_size)`),
+        query_bias (`torch.Tensor` of shape `(num_heads, head_dim)`):
+            The projection of the queries.
+        landmark_keys, landmark_values, landmark_mask, dropout: As in [`token_attention`].
+
+    Returns:
+        `tuple`: the attended values `(batch_size, sequence_length, hidden_size)`, and the attention matrix
+        `(batch_size, num_heads, sequence_length, num_landmarks)`.
+    """
+    num_heads, head_dim, _ = query_weight.shape
+    landmark_keys = landmark_keys * head_dim**-0.5
+    folded_keys = (landmark_keys @ query_weight).flatten(1, 2)  # (B, H k, d)
+    shift = (landmark_keys @ query_bias.unsqueeze(-1)).flatten(1).unsqueeze(1)  # (B, 1, H k)
+    scores = torch.baddbmm(shift, hidden_states, folded_keys.mT).unflatten(-1, (num_heads, -1))  # (B, S, H, k)
+    if landmark_mask is None:
+        probabilities = scores.softmax(dim=-1)
+    else:
+        landmark_mask = landmark_mask[:, None, None, :]
+        scores = scores.masked_fill(~landmark_mask, torch.finfo(scores.dtype).min)
+        # A sequence without any token would spread its weight evenly over masked landmarks.
+        probabilities = scores.softmax(dim=-1) * landmark_mask
+    probabilities = dropout(probabilities)
+    attended = probabilities.flatten(2) @ _block_diagonal(landmark_values)
+    return attended, probabilities.transpose(1, 2)
+
+
+def folded_feature_attention(
+    hidden_states: torch.Tensor,
+    query_weight: torch.Tensor,
+    query_bias: torch.Tensor,
+    key_columns: torch.Tensor,
+    value_columns: torch.Tensor,
+    token_mask: torch.Tensor | None,
+    dropout: nn.Module,
+) -> torch.Tensor:
+    r"""
+    [`feature_attention`] without the queries: Q^T K_J = W_q (X^T K_J) + b_q (1^T K_J).
+
+    Time O(S H s2 d) for all heads together, see [`folded_token_attention`].
+
+    Args:
+        hidden_states, query_weight, query_bias: As in [`folded_token_attention`].
+        key_columns, value_columns (`torch.Tensor` of shape `(batch_size, sequence_length, num_heads * s2)`):
+            The sampled columns of keys and values, head after head.
+        token_mask, dropout: As in [`feature_attention`].
+
+    Returns:
+        `torch.Tensor` of shape `(batch_size, sequence_length, hidden_size)`.
+    """
+    num_heads = query_weight.shape[0]
+    # Scaled before the sum over the tokens, which would overflow float16 on long inputs.
+    if token_mask is None:
+        key_columns = key_columns * key_columns.shape[1] ** -0.5
+    else:
+        num_tokens = token_mask.sum(dim=-1, keepdim=True).clamp(min=1)
+        scale = token_mask * num_tokens.to(key_columns.dtype).rsqrt()  # (B, S)
+        key_columns = key_columns * scale.unsqueeze(-1)
+    products = (hidden_states.mT @ key_columns).unflatten(-1, (num_heads, -1)).transpose(1, 2)  # (B, H, d, s2)
+    sums = key_columns.sum(dim=1).unflatten(-1, (num_heads, 1, -1))  # (B, H, 1, s2)
+    scores = query_weight @ products + query_bias.unsqueeze(-1) * sums  # (B, H, h, s2)
+    probabilities = dropout(scores.softmax(dim=-1))
+    return value_columns @ _block_diagonal(probabilities.mT)
+
+
+def _block_diagonal(blocks: torch.Tensor) -> torch.Tensor:
+    """The matrices of `(B, H, m, h)` as one block diagonal matrix for each sequence: `(B, H m, H h)`."""
+    num_heads = blocks.shape[1]
+    diagonal = torch.eye(num_heads, dtype=blocks.dtype, device=blocks.device)[:, None, :, None]  # (H, 1, H, 1)
+    return (blocks.unsqueeze(3) * diagonal).flatten(3).flatten(1, 2)
+
+
 class SkeletonAttention(nn.Module):
     """
     Skeleton attention with its samples and projections (Section 3.1, Algorithm 1).
@@ -226,54 +316,106 @@ class SkeletonAttention(nn.Module):
             `tuple`: the output of `hidden_states`' shape, and the token branch's attention matrix
             `(batch_size, num_heads, sequence_length, num_landmarks)`, `None` if that branch is off.
         """
-        query = self._split_heads(self.query(hidden_states))
-        probabilities = None
+        landmarks = landmark_mask = None
         if self.use_token_attention:
             positions, landmark_mask = select_landmarks(
                 self.landmark_order, self.num_landmark_tokens, hidden_states.shape[1], token_mask
             )
             landmarks = _gather_tokens(hidden_states, positions)  # (B, k, d)
-            # Only the sampled rows of keys and values are ever read, so only they are computed.
-            tokens, probabilities = token_attention(
-                query,
-                self._split_heads(self.key(landmarks)),
-                self._split_heads(self.value(landmarks)),
-                landmark_mask,
-                self.dropout,
-            )
-            context = self.token_norm(self._merge_heads(tokens))
-        if self.use_feature_attention:
-            features = feature_attention(
-                query,
-                self._project_landmark_features(self.key, hidden_states),
-                self._project_landmark_features(self.value, hidden_states),
-                token_mask,
-                self.dropout,
-            )
-            feature_context = self.feature_norm(self._merge_heads(features))
-            context = (context + feature_context) / 2 if self.use_token_attention else feature_context
+        attend = self._attend_folded if self._folds_queries() else self._attend
+        tokens, probabilities, features = attend(hidden_states, token_mask, landmarks, landmark_mask)
+        contexts = []
+        if tokens is not None:
+            contexts.append(self.token_norm(tokens))
+        if features is not None:
+            contexts.append(self.feature_norm(features))
+        context = contexts[0] if len(contexts) == 1 else (contexts[0] + contexts[1]) / 2
         return self.output(context), probabilities
+
+    def _folds_queries(self) -> bool:
+        """
+        Whether the queries are never computed.
+
+        A token costs 2 H (k + s2) d multiply-adds without them, for all four products of attention, and
+        d^2 + 2 (k + s2) d with them. An adapter or a quantised layer in the place of the plain linear map has to be
+        asked as a whole.
+        """
+        num_landmarks = self.use_token_attention * self.num_landmark_tokens
+        num_landmarks += self.use_feature_attention * self.num_landmark_features
+        hidden_size = self.num_heads * self.head_dim
+        return _is_plain(self.query) and 2 * (self.num_heads - 1) * num_landmarks < hidden_size
+
+    def _attend(
+        self,
+        hidden_states: torch.Tensor,
+        token_mask: torch.Tensor | None,
+        landmarks: torch.Tensor | None,
+        landmark_mask: torch.Tensor | None,
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
+        """Both branches from the queries: `(B, S, d)`, the attention matrix, `(B, S, d)`."""
+        query = self._split_heads(self.query(hidden_states))
+        tokens = probabilities = features = None
+        if landmarks is not None:
+            # Only the sampled rows of keys and values are ever read, so only they are computed.
+            keys, values = self._split_heads(self.key(landmarks)), self._split_heads(self.value(landmarks))
+            tokens, probabilities = token_attention(query, keys, values, landmark_mask, self.dropout)
+            tokens = self._merge_heads(tokens)
+        if self.use_feature_attention:
+            key_columns, value_columns = self._project_landmark_features(hidden_states)
+            key_columns, value_columns = (
+                columns.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for columns in (key_columns, value_columns)
+            )
+            features = feature_attention(query, key_columns, value_columns, token_mask, self.dropout)
+            features = self._merge_heads(features)
+        return tokens, probabilities, features
+
+    def _attend_folded(
+        self,
+        hidden_states: torch.Tensor,
+        token_mask: torch.Tensor | None,
+        landmarks: torch.Tensor | None,
+        landmark_mask: torch.Tensor | None,
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
+        """As [`_attend`], without the queries."""
+        weight = self.query.weight.unflatten(0, (self.num_heads, self.head_dim))
+        bias = self.query.bias.unflatten(0, (self.num_heads, self.head_dim))
+        tokens = probabilities = features = None
+        if landmarks is not None:
+            keys, values = self._split_heads(self.key(landmarks)), self._split_heads(self.value(landmarks))
+            tokens, probabilities = folded_token_attention(
+                hidden_states, weight, bias, keys, values, landmark_mask, self.dropout
+            )
+        if self.use_feature_attention:
+            key_columns, value_columns = self._project_landmark_features(hidden_states)
+            features = folded_feature_attention(
+                hidden_states, weight, bias, key_columns, value_columns, token_mask, self.dropout
+            )
+        return tokens, probabilities, features
 
     def _register_permutation(self, name: str, size: int, seed: int) -> None:
         # Drawn on the CPU and copied to wherever the model is being built, the meta device included.
         order = torch.empty(size, dtype=torch.long)
         self.register_buffer(name, order.copy_(draw_permutation(size, seed, self.layer_idx, name)))
 
-    def _project_landmark_features(self, projection: nn.Module, hidden_states: torch.Tensor) -> torch.Tensor:
-        """The sampled columns of a projection's output, the same ones in each head: `(B, H, S, s2)`."""
+    def _project_landmark_features(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The sampled columns of keys and values, the same ones in each head, head after head: `(B, S, H s2)`."""
         columns = self.landmark_features[: self.num_landmark_features]
-        batch_size, sequence_length, _ = hidden_states.shape
-        # An adapter or a quantised layer in the place of a plain linear map has to be asked as a whole, and so has
-        # one whose weight a hook of accelerate brings in when it is called.
-        if type(projection) is nn.Linear and not hasattr(projection, "_hf_hook"):
+        if _is_plain(self.key) and _is_plain(self.value):
             rows = torch.arange(self.num_heads, device=columns.device)[:, None] * self.head_dim + columns
             rows = rows.flatten()
-            projected = nn.functional.linear(hidden_states, projection.weight[rows], projection.bias[rows])
-            return projected.view(batch_size, sequence_length, self.num_heads, -1).transpose(1, 2)
-        projected = self._split_heads(projection(hidden_states))
-        # `gather`, because the compiled gradient of indexing the last axis is wrong on CPUs (PyTorch 2.13).
-        index = columns.expand(*projected.shape[:-1], -1)
-        return projected.gather(-1, index)
+            weight = torch.cat([self.key.weight[rows], self.value.weight[rows]])
+            bias = torch.cat([self.key.bias[rows], self.value.bias[rows]])
+            keys, values = nn.functional.linear(hidden_states, weight, bias).chunk(2, dim=-1)
+            return keys, values
+        keys, values = (
+            # `gather`, because the compiled gradient of indexing the last axis is wrong on CPUs (PyTorch 2.13).
+            projected.gather(-1, columns.expand(*projected.shape[:-1], -1)).flatten(2)
+            for projected in (
+                projection(hidden_states).unflatten(-1, (self.num_heads, self.head_dim))
+                for projection in (self.key, self.value)
+            )
+        )
+        return keys, values
 
     def _split_heads(self, states: torch.Tensor) -> torch.Tensor:
         return states.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)  # (B, H, S, h)
@@ -286,3 +428,13 @@ def _gather_tokens(hidden_states: torch.Tensor, positions: torch.Tensor) -> torc
     if positions.dim() == 1:
         return hidden_states[:, positions]
     return hidden_states.gather(1, positions[..., None].expand(-1, -1, hidden_states.shape[-1]))
+
+
+def _is_plain(projection: nn.Module) -> bool:
+    """
+    Whether a projection is its weight and bias and nothing else.
+
+    Not so an adapter or a quantised layer in its place, nor a layer whose weight a hook of accelerate brings in when
+    it is called.
+    """
+    return type(projection) is nn.Linear and not hasattr(projection, "_hf_hook")
