@@ -208,11 +208,13 @@ def load_classifier(
     }
     try:
         config = AutoConfig.from_pretrained(name, **options)
-        trained_labels = config.num_labels
+        trained_labels, trained_words = config.num_labels, list((config.id2label or {}).values())
         config.label2id = {word: number for number, word in enumerate(labels or [regression_label])}
         config.id2label = {number: word for word, number in config.label2id.items()}
         config.problem_type = "single_label_classification" if labels else "regression"
         _override_fields(config, arguments.config_overrides)
+        if config.num_labels != max(1, len(labels)):
+            raise UserError("--config_overrides: the number of labels is the task's; leave it out.")
         with _without_load_report():
             model, info = AutoModelForSequenceClassification.from_pretrained(
                 name, config=config, ignore_mismatched_sizes=True, output_loading_info=True, **options
@@ -229,6 +231,12 @@ def load_classifier(
     lost = [key for key in [*mismatched, *info["missing_keys"]] if not key.startswith(base) and "pooler" not in key]
     if lost and not new_head:
         raise UserError(f"{what} has no classification head ({lost[0]} is missing); fine-tune it first.")
+    named = labels and not all(str(word).startswith("LABEL_") for word in trained_words)
+    if named and not new_head and [str(word).lower() for word in trained_words] != list(labels):
+        raise UserError(
+            f"{what} answers with {', '.join(map(str, trained_words))}, and the task's classes are "
+            f"{', '.join(labels)}: it was fine-tuned on another task, or numbers the classes otherwise."
+        )
     if mismatched and not arguments.ignore_mismatched_sizes:
         raise UserError(
             f"{what} has a classification head for {trained_labels} labels, and {model.config.num_labels} are needed; "

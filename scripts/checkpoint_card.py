@@ -148,6 +148,9 @@ def write_classification_card(
     )
     pair = '{"text": "One text.", "text_pair": "Another text."}'
     values = {name: f"{metrics[f'eval_{name}']:.4f}" for name in task.metrics}
+    if "eval_mismatched_accuracy" in metrics:
+        values = {"matched accuracy": values["accuracy"]}
+        values["mismatched accuracy"] = f"{metrics['eval_mismatched_accuracy']:.4f}"
     _save_card(
         _CLASSIFICATION_CARD.format(
             card_data=data.to_yaml(),

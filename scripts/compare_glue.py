@@ -33,6 +33,14 @@ from run_matrix import Run, execute_runs, read_runs
 
 
 CONFIGURATION = ROOT / "configuration"
+# What has to be known to read a row.
+_NOTES = {
+    "SKTformer-mean": "SKTformer classifies by its first token, as the others do; SKTformer-mean by the mean over its "
+    "tokens (`classifier_pooling`).",
+    "FNet": "FNet takes no mask: what it answers depends on the padding of the batch.",
+    "Nystromformer": "Nystromformer runs as transformers ships it, with full attention at these lengths: its linear "
+    "mode takes no padded batch.",
+}
 
 
 @dataclass
@@ -202,10 +210,7 @@ def format_table(table: Mapping[str, Any]) -> str:
         "",
         *format_definitions(tasks),
         "- Pre-training loss: nats per masked token of the evaluation text.",
-        "- SKTformer classifies by its first token, as the others do; SKTformer-mean by the mean over its tokens "
-        "(`classifier_pooling`).",
-        "- FNet takes no mask: what it answers depends on the padding of the batch. Nystromformer runs as "
-        "transformers ships it, with full attention at these lengths: its linear mode takes no padded batch.",
+        *(f"- {note}" for name, note in _NOTES.items() if name in cells),
         "- These are models of two layers after minutes of pre-training; the table says how they compare, and not "
         "what a trained model reaches.",
         "",

@@ -55,6 +55,10 @@ class GlueMetric(evaluate.Metric):
             features=datasets.Features({"predictions": value, "references": value}),
         )
 
+    def _build_data_dir(self) -> str:
+        # The library would make a folder in the user's cache, though nothing is kept in it.
+        return str(self._data_dir_root)
+
     def _compute(self, *, predictions: Any, references: Any) -> dict[str, float]:
         predicted, expected = np.asarray(predictions), np.asarray(references)
         return {

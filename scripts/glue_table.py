@@ -62,7 +62,7 @@ def write_glue_table(folder: Path, title: str, results: Mapping[str, dict[str, A
         f"{' (not WNLI)' if 'wnli' in tasks else ''}.",
         "",
         *format_definitions(tasks),
-        *(f"- {TASKS[name].title} is the {describe(results[name])}." for name in tasks),
+        *describe_results(results, tasks),
         "- Published rows: the paper's table, the best of a grid on the same evaluation parts, models of BERT-base's "
         "size pre-trained on WikiText-103 and BooksCorpus.",
         "",
@@ -114,6 +114,16 @@ def format_definitions(tasks: Sequence[str]) -> list[str]:
         + "."
         for name in tasks
     ]
+
+
+def describe_results(results: Mapping[str, dict[str, Any]], tasks: Sequence[str]) -> list[str]:
+    """Lines that say how the scores came about; one for all tasks where that is the same."""
+    described = {name: describe(results[name]) for name in tasks}
+    partial = [TASKS[name].title for name in tasks if results[name]["is_partial"]]
+    lines = [f"- {TASKS[name].title} is the {text}." for name, text in described.items()]
+    if len(tasks) > 1 and len(set(described.values())) == 1:
+        lines = [f"- Every score is the {described[tasks[0]]}."]
+    return lines + ([f"- Run on a part of the data: {', '.join(partial)}."] if partial else [])
 
 
 def describe(result: Mapping[str, Any]) -> str:

@@ -97,6 +97,13 @@ class FineTuningArguments(RunArguments):
             raise UserError(
                 "--search tries values with one seed, --seeds runs seeds at fixed values; use one after the other."
             )
+        if self.search and self.max_steps > 0:
+            raise UserError("--search tries numbers of epochs, which --max_steps overrides; leave it out.")
+        if self.prediction_loss_only or self.batch_eval_metrics or not self.eval_do_concat_batches:
+            raise UserError(
+                "GLUE's metrics need all predictions at once; leave out --prediction_loss_only, "
+                "--batch_eval_metrics and --eval_do_concat_batches."
+            )
         if self.search and not (self.search_epochs and self.search_learning_rates and self.search_batch_sizes):
             raise UserError("--search needs at least one value for each of its --search_* flags.")
 
@@ -187,8 +194,6 @@ def load_task_tokenizer(
         if tokenizer.eos_token is None:
             raise UserError(f"The tokenizer {name} has no pad token, which batches need; give another one.")
         tokenizer.pad_token = tokenizer.eos_token
-    if getattr(model.config, "pad_token_id", None) is None:
-        model.config.pad_token_id = tokenizer.pad_token_id
     check_fit(model.config, tokenizer, max_length)
     taken = inspect.signature(model.forward).parameters
     unused = {"token_type_ids"} if getattr(model.config, "type_vocab_size", 2) < 2 else set()
@@ -300,6 +305,7 @@ def run_trial(
         "global_batch_size": args.train_batch_size * args.world_size * args.gradient_accumulation_steps,
         **metrics,
         "seconds": time.perf_counter() - start,
+        "is_partial": bool(glue.max_train_samples or glue.max_eval_samples),
         "train_examples": len(examples["train"]) if "train" in examples else 0,
         "started_from": checkpoint.model_name_or_path,
         "model_type": model.config.model_type,
@@ -365,6 +371,8 @@ def build_trainer(
 ) -> GlueTrainer:
     """A Trainer for a task; further arguments are the Trainer's."""
     padding = "max_length" if glue.pad_to_max_length else "longest"
+    if getattr(model.config, "pad_token_id", None) is None:
+        model.config.pad_token_id = tokenizer.pad_token_id  # by which a decoder finds the last token of a text
     return GlueTrainer(
         model=model,
         args=args,
@@ -416,7 +424,7 @@ def summarise_trials(results: Sequence[dict[str, Any]], search: bool) -> dict[st
         "trials": [
             {name: result[name] for name in result if name in kept or name.startswith("eval_")} for result in results
         ],
-        **{name: best[name] for name in ("started_from", "model_type", "parameters", "environment")},
+        **{name: best[name] for name in ("is_partial", "started_from", "model_type", "parameters", "environment")},
     }
 
 

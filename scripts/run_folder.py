@@ -21,7 +21,7 @@ ARGUMENTS_FILE = "arguments.yaml"
 METRICS_FILE = "metrics.json"
 
 # What may differ between the first and the second half of a run that was cut in two.
-_FREE_ARGUMENTS = {"output_dir", "disable_tqdm", "dataloader_num_workers", "do_predict", "test_file"}
+_FREE_ARGUMENTS = {"output_dir", "disable_tqdm", "dataloader_num_workers", "test_file"}
 # What is said about one start and is no part of the run, and what must not be written down.
 _UNRECORDED_ARGUMENTS = {"overwrite", "resume_from_checkpoint", "hub_token"}
 

@@ -36,10 +36,12 @@ from glue_training import (
     load_splits,
     load_task_model,
     load_task_tokenizer,
+    plan_trials,
     prediction_arguments,
     read_metrics,
     run_task,
     task_trials,
+    trial_arguments,
 )
 from run_folder import (
     ARGUMENTS_FILE,
@@ -75,6 +77,7 @@ def main() -> None:
     logging.getLogger("httpx").setLevel(logging.WARNING)
     if training.disable_tqdm or not training.should_log or not sys.stderr.isatty():
         # In a log file every step of a bar would be a line.
+        training.disable_tqdm = True
         disable_progress_bars()
         transformers_logging.disable_progress_bar()
     run(checkpoint, glue, training, recorded_arguments(given) | {"seed": training.seed})
@@ -87,15 +90,22 @@ def run(
     """Run the tasks that are not finished, then predict and write the table."""
     output = Path(str(training.output_dir))
     tasks = [TASKS[name] for name in glue.task_name]
-    starts = {task.name: choose_start(task, checkpoint, training, output) for task in tasks}
     arguments = {task.name: task_arguments(task, started) for task in tasks}
-    check_other_tasks(output, checkpoint, tasks, training.overwrite)
+    check_output(output, checkpoint, tasks, training.overwrite)
     waiting = [
-        task for task in tasks if training.overwrite or not is_finished_run(output / task.name, arguments[task.name])
+        task
+        for task in tasks
+        if (training.do_train or training.do_eval)
+        and (training.overwrite or not is_finished_run(output / task.name, arguments[task.name]))
     ]
+    starts = {task.name: choose_start(task, checkpoint, training, output, TASKS["mnli"] in waiting) for task in tasks}
     # Everything that can be wrong with the arguments is found before a folder is touched or a task takes hours.
     inputs = [checkpoint.model_name_or_path, *filter(None, (glue.data_dir, glue.train_file, glue.validation_file))]
     for task in waiting:
+        if task.is_regression and training.label_smoothing_factor:
+            raise UserError(f"--label_smoothing_factor is for classes, and {task.name} has none; leave it out.")
+        for trial in plan_trials(output / task.name, training):
+            trial_arguments(trial, training)
         check_run_folder(output / task.name, arguments[task.name], training.overwrite, inputs)
     if training.push_to_hub:
         if len(tasks) > 1 or training.search or training.seeds > 1:
@@ -103,15 +113,14 @@ def run(
         check_hub_access(training.hub_token)
     splits = {task.name: check_task(task, starts[task.name], glue, training) for task in waiting}
     tests = {task.name: load_tests(task, glue) for task in tasks} if training.do_predict else {}
-    if training.do_train or training.do_eval:
-        silent = len(tasks) == 1 or bool(training.disable_tqdm) or not training.should_log
-        done = len(tasks) - len(waiting)
-        for task in tqdm(waiting, "Tasks", unit="task", initial=done, total=len(tasks), disable=silent):
-            with training.main_process_first(local=False):
-                if training.should_save:
-                    claim_run_folder(output / task.name, arguments[task.name])
-            start = starts[task.name] or best_mnli_start(checkpoint, output)
-            run_task(task, output / task.name, start, glue, training, splits.pop(task.name), arguments[task.name])
+    silent = len(waiting) < 2 or bool(training.disable_tqdm) or not training.should_log
+    done = len(tasks) - len(waiting)
+    for task in tqdm(waiting, "Tasks", unit="task", initial=done, total=len(tasks), disable=silent):
+        with training.main_process_first(local=False):
+            if training.should_save:
+                claim_run_folder(output / task.name, arguments[task.name])
+        start = starts[task.name] or best_mnli_start(checkpoint, output)
+        run_task(task, output / task.name, start, glue, training, splits.pop(task.name), arguments[task.name])
     for task in tasks:
         if task.name in tests:
             predict(task, tests[task.name], checkpoint, glue, training, output)
@@ -120,15 +129,20 @@ def run(
 
 
 def choose_start(
-    task: GlueTask, checkpoint: CheckpointArguments, training: FineTuningArguments, output: Path
+    task: GlueTask, checkpoint: CheckpointArguments, training: FineTuningArguments, output: Path, runs_mnli: bool
 ) -> CheckpointArguments | None:
     """The checkpoint that a task starts from; None if it is an MNLI model that this run makes."""
     if training.mnli_checkpoint is None or task.name not in _FROM_MNLI:
         return checkpoint
     if training.mnli_checkpoint != "run":
         # The labels are others, and so must the head be.
-        return replace(checkpoint, model_name_or_path=training.mnli_checkpoint, ignore_mismatched_sizes=True)
-    return best_mnli_start(checkpoint, output) if (output / "mnli" / METRICS_FILE).is_file() else None
+        return replace(
+            checkpoint,
+            model_name_or_path=training.mnli_checkpoint,
+            model_revision="main",
+            ignore_mismatched_sizes=True,
+        )
+    return None if runs_mnli else best_mnli_start(checkpoint, output)
 
 
 def best_mnli_start(checkpoint: CheckpointArguments, output: Path) -> CheckpointArguments:
@@ -142,22 +156,29 @@ def best_mnli_start(checkpoint: CheckpointArguments, output: Path) -> Checkpoint
     if not (folder / METRICS_FILE).is_file():
         raise UserError(f"--mnli_checkpoint run: {folder} has no finished run of mnli; add mnli to --task_name.")
     best = str(best_trial(task_trials(folder)))
-    return replace(checkpoint, model_name_or_path=best, ignore_mismatched_sizes=True)
+    return replace(checkpoint, model_name_or_path=best, model_revision="main", ignore_mismatched_sizes=True)
 
 
 def task_arguments(task: GlueTask, started: dict[str, Any]) -> dict[str, Any]:
-    """The arguments that a task's folder records: the same, whichever tasks ran with it."""
-    unused = {"mnli_checkpoint"} if task.name not in _FROM_MNLI else set()
+    """The arguments that a task's folder records: the same, whichever tasks ran with it and what was predicted."""
+    unused = {"do_train", "do_predict"} | ({"mnli_checkpoint"} if task.name not in _FROM_MNLI else set())
+    if started.get("do_train"):
+        unused.add("do_eval")  # training evaluates
     return {name: value for name, value in started.items() if name not in unused} | {"task_name": [task.name]}
 
 
-def check_other_tasks(output: Path, checkpoint: CheckpointArguments, tasks: list[GlueTask], overwrite: bool) -> None:
-    """Refuse a folder with tasks of another checkpoint, which would stand in one table with this one's."""
+def check_output(output: Path, checkpoint: CheckpointArguments, tasks: list[GlueTask], overwrite: bool) -> None:
+    """Refuse a folder that is a model, or has tasks of another one, which would stand in one table with this one's."""
+    if (output / "config.json").is_file():
+        raise UserError(f"--output_dir {output} is a model's folder; choose another one for the tasks.")
     for name in TASKS:
         file = output / name / ARGUMENTS_FILE
         if not file.is_file() or (overwrite and TASKS[name] in tasks):
             continue
-        earlier = (yaml.safe_load(file.read_text(encoding="utf-8")) or {}).get("model_name_or_path")
+        try:
+            earlier = (yaml.safe_load(file.read_text(encoding="utf-8")) or {}).get("model_name_or_path")
+        except (yaml.YAMLError, AttributeError) as error:
+            raise UserError(f"{file} cannot be read; mend it, or choose another --output_dir.") from error
         if earlier != checkpoint.model_name_or_path:
             raise UserError(
                 f"--output_dir {output} holds {name} of another checkpoint ({earlier}); choose another folder."
@@ -171,8 +192,6 @@ def check_task(
     if start is not None and (training.do_train or training.do_eval):
         model = load_task_model(task, start, training.do_train)
         load_task_tokenizer(model, start, glue.max_seq_length)
-    elif start is None and "mnli" not in glue.task_name:
-        raise UserError("--mnli_checkpoint run needs a run of mnli in this --output_dir; add mnli to --task_name.")
     return load_splits(task, glue, training)
 
 

@@ -38,6 +38,11 @@ def check_run_arguments(training: RunArguments) -> None:
         UserError: if the processes would not train together, a checkpoint to go on from is none, or the batch cannot
             be divided among the devices.
     """
+    if not 0 <= training.seed < 2**32:
+        raise UserError(f"--seed {training.seed} must lie between 0 and {2**32 - 1}.")
+    if training.hub_token is not None:
+        # Where the library looks for it too: the Trainer saves its arguments beside the model, to be pushed with it.
+        os.environ["HF_TOKEN"], training.hub_token = training.hub_token, None
     # Asking for the device joins the process group, without which the world is one process.
     training.dataloader_pin_memory = training.dataloader_pin_memory and training.device.type == "cuda"
     processes = int(os.environ.get("WORLD_SIZE", "1"))

@@ -9,10 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
+import compare_glue
 import compare_pretraining
+import measure_fine_tuning
 import measure_lengthening
 import measure_scaling
 import pretrain_mlm
+import run_glue
 import train_tokenizer
 from architectures import ModelArguments
 from arguments import parse_args
@@ -34,7 +37,10 @@ SCRIPTS: dict[str, list[type]] = {
         pretrain_mlm.PretrainingArguments,
     ],
     "train_tokenizer.py": [train_tokenizer.TokenizerArguments, CorpusArguments],
+    "run_glue.py": list(run_glue.GLUE_ARGUMENTS),
+    "compare_glue.py": [compare_glue.GlueComparisonArguments],
     "compare_pretraining.py": [compare_pretraining.ComparisonArguments],
+    "measure_fine_tuning.py": [measure_fine_tuning.FineTuningCostArguments],
     "measure_scaling.py": [measure_scaling.ScalingArguments],
     "measure_lengthening.py": [measure_lengthening.LengtheningArguments, CorpusArguments],
 }
@@ -63,6 +69,7 @@ def test_documents_name_every_script():
     commands = {command.split()[0] for _, command in document_commands()}
     assert {f"scripts/{name}" for name in SCRIPTS} <= commands
     assert "accelerate launch scripts/pretrain_mlm.py" in readme
+    assert "accelerate launch scripts/run_glue.py" in readme
 
 
 @pytest.mark.parametrize(("document", "command"), document_commands())
@@ -70,9 +77,10 @@ def test_commands_in_documents_parse(document, command, monkeypatch):
     monkeypatch.chdir(ROOT)
     script, *flags = shlex.split(command)
     assert (ROOT / script).is_file()
-    if not flags and Path(script).name == "train_tokenizer.py":
-        return  # a mention: it needs an --output_dir
-    extra = ["--use_cpu"] if script.endswith("pretrain_mlm.py") and "--use_cpu" not in flags else []
+    if not flags and Path(script).name in ("train_tokenizer.py", "run_glue.py", "compare_glue.py"):
+        return  # a mention: they need to be told where to write, or what to read
+    trains = script.endswith(("pretrain_mlm.py", "run_glue.py"))
+    extra = ["--use_cpu"] if trains and "--use_cpu" not in flags else []
     parse_args(SCRIPTS[Path(script).name], [*flags, *extra])
 
 

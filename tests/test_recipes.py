@@ -8,11 +8,14 @@ from pathlib import Path
 import pytest
 from transformers import AutoConfig, AutoModelForMaskedLM
 
+import compare_glue
 import compare_pretraining
 import pretrain_mlm
+import run_glue
 from architectures import ModelArguments, build_config
 from arguments import given_arguments, load_recipe, parse_args
 from data.corpus import CorpusArguments
+from data.glue import TASKS
 from modeling_sktformer import SKTformerConfig, SKTformerForMaskedLM, available_presets, load_preset
 from run_matrix import read_runs
 
@@ -20,10 +23,16 @@ from run_matrix import read_runs
 CONFIGURATION = Path(__file__).parent.parent / "configuration"
 PRETRAINING = (ModelArguments, CorpusArguments, pretrain_mlm.MaskedLMArguments, pretrain_mlm.PretrainingArguments)
 RUNS = sorted((CONFIGURATION / "runs").glob("pretrain*.txt"))
+# Recipes that are read behind another one, and which.
+OVERLAYS = {
+    "glue/compare.yaml": "glue/base.yaml",
+    "glue/small_tasks.yaml": "glue/base.yaml",
+    "pretrain/compare_glue.yaml": "pretrain/compare.yaml",
+}
 
 
 def test_every_folder_is_tested():
-    assert {path.name for path in CONFIGURATION.iterdir()} == {"README.md", "models", "pretrain", "runs"}
+    assert {path.name for path in CONFIGURATION.iterdir()} == {"README.md", "glue", "models", "pretrain", "runs"}
     assert RUNS
 
 
@@ -65,6 +74,58 @@ def test_the_paper_s_recipe():
     assert (training.max_steps, training.global_batch_size, training.warmup_steps) == (1_000_000, 256, 5000)
     assert (training.learning_rate, training.lr_scheduler_type) == (1e-4, "linear")
     assert (mlm.max_seq_length, mlm.mlm_probability, mlm.vocab_size) == (512, 0.15, 30522)
+
+
+@pytest.mark.parametrize("path", sorted((CONFIGURATION / "glue").glob("*.yaml")), ids=lambda path: path.stem)
+def test_fine_tuning_recipes_parse(path):
+    assert path.name == "base.yaml" or f"glue/{path.name}" in OVERLAYS
+    needed = ["--model_name_or_path", "x", "--task_name", "all", "--use_cpu"]
+    base = CONFIGURATION / "glue" / "base.yaml"
+    parse_args(run_glue.GLUE_ARGUMENTS, ["--recipe", str(base), str(path), *needed])
+    given = given_arguments(run_glue.GLUE_ARGUMENTS, ["--recipe", str(path), *needed])
+    assert given.keys() - {"model_name_or_path", "task_name", "use_cpu"} == load_recipe(path).keys()
+
+
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_overlays_restate_nothing(name):
+    overlay, base = load_recipe(CONFIGURATION / name), load_recipe(CONFIGURATION / OVERLAYS[name])
+    assert overlay
+    assert not {key for key, value in overlay.items() if base.get(key) == value}
+
+
+def test_the_fine_tuning_is_a_point_of_the_paper_s_grid():
+    needed = ["--model_name_or_path", "x", "--task_name", "all", "--use_cpu"]
+    base, small = CONFIGURATION / "glue" / "base.yaml", CONFIGURATION / "glue" / "small_tasks.yaml"
+    for recipes in ([base], [base, small]):
+        _, glue, training = parse_args(run_glue.GLUE_ARGUMENTS, ["--recipe", *map(str, recipes), *needed])
+        assert training.num_train_epochs in training.search_epochs == [4, 10, 20]
+        assert training.learning_rate in training.search_learning_rates == [5e-5, 1e-4]
+        assert training.per_device_train_batch_size in training.search_batch_sizes == [16, 32]
+        assert (glue.max_seq_length, training.lr_scheduler_type, training.max_grad_norm) == (128, "linear", 1.0)
+
+
+def test_fine_tuning_runs_are_the_nine_tasks(monkeypatch):
+    monkeypatch.chdir(CONFIGURATION.parent)
+    runs = read_runs(CONFIGURATION / "runs" / "glue.txt", [0], "out")
+    assert [run.name for run in runs] == list(TASKS)
+    for run in runs:
+        flags = ["--model_name_or_path", "x", "--use_cpu", *run.arguments]
+        _, glue, training = parse_args(run_glue.GLUE_ARGUMENTS, flags)
+        assert glue.task_name == [run.name]
+        assert training.num_train_epochs == (10 if run.name in ("cola", "stsb", "mrpc", "rte", "wnli") else 4)
+
+
+def test_rows_of_the_fine_tuning_comparison_parse():
+    arguments = compare_glue.GlueComparisonArguments("glue")
+    checkpoints = {run.name: Path(run.name) for run in read_runs(arguments.pretraining_runs, [0], "out")}
+    shared = compare_pretraining.load_recipes(arguments.glue_recipes)
+    rows = read_runs(arguments.glue_runs, [0], "out")
+    assert {row.arguments[row.arguments.index("--model_name_or_path") + 1] for row in rows} == checkpoints.keys()
+    for row in rows:
+        flags = [*compare_glue.name_checkpoint(row, checkpoints).arguments, "--task_name", "cola", "--use_cpu"]
+        parse_args(run_glue.GLUE_ARGUMENTS, ["--recipe", *arguments.glue_recipes, *flags])
+        given = given_arguments(run_glue.GLUE_ARGUMENTS, flags)
+        assert not {name for name, value in given.items() if shared.get(name) == value}
 
 
 @pytest.mark.parametrize("path", RUNS, ids=lambda path: path.stem)

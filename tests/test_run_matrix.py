@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 import compare_pretraining
+import measure_fine_tuning
 import measure_scaling
 from arguments import UserError
 from measurement import median_ratio, peak_memory, time_interleaved
@@ -139,3 +140,22 @@ def test_scaling_table(tmp_path, monkeypatch):
     assert results["rows"][0]["time_ratio"] == 1
     assert "| 32 | 2 |" in (tmp_path / "scaling.md").read_text()
     assert (Path(tmp_path) / "scaling.png").stat().st_size > 5000
+
+
+def test_fine_tuning_is_measured_beside_a_shorter_model(tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        sys,
+        "argv",
+        ["measure_fine_tuning.py", "--presets", "sktformer-tiny", "--length", "8", "--trained_length", "32",
+         "--batch_size", "2", "--rounds", "2", "--results_dir", str(tmp_path)],
+    )  # fmt: skip
+    measure_fine_tuning.main()
+    results = json.loads((tmp_path / "fine_tuning.json").read_text())
+    (row,) = results["rows"]
+    assert row["preset"] == "sktformer-tiny"
+    assert 0 < row["time_ratio"] < 100
+    assert f"| {row['time_ratio']:.2f} |" in (tmp_path / "fine_tuning.md").read_text()
+    for flags, message in ((["--presets", "huge"], "--presets huge"), (["--length", "600"], "--length 600")):
+        monkeypatch.setattr(sys, "argv", ["measure_fine_tuning.py", *flags])
+        with pytest.raises(UserError, match=message):
+            measure_fine_tuning.main()

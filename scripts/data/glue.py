@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from datasets import Dataset, load_dataset
 from transformers import PreTrainedTokenizerBase
@@ -275,10 +276,12 @@ def _local_file(task: GlueTask, split: str, arguments: GlueArguments) -> Path | 
 def _find_split(folder: Path, task: GlueTask, split: str) -> Path:
     place = folder / task.name
     if not place.is_dir():
-        there = sorted(path.name for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
+        if not folder.is_dir():
+            raise UserError(f"--data_dir {folder} is no folder; check the path.")
+        there = sorted(path.name for path in folder.iterdir() if path.is_dir())
         raise UserError(f"--data_dir {folder} has no folder `{task.name}`; there is {', '.join(there) or 'none'}.")
     # One file, or the only shard of a data set downloaded from the Hub.
-    files = [path for path in sorted(place.iterdir()) if path.suffix in _READERS]
+    files = [path for path in sorted(place.iterdir()) if path.suffix.lower() in _READERS]
     found = [path for path in files if path.stem == split or path.stem.startswith(f"{split}-0")]
     if len(found) != 1:
         what = "no file" if not found else f"{len(found)} files ({', '.join(path.name for path in found)})"
@@ -296,19 +299,24 @@ def has_split(task: GlueTask, split: str, arguments: GlueArguments) -> bool:
 
 
 def _read_file(path: Path, cache_dir: str | None) -> Dataset:
-    if path.suffix not in _READERS:
+    if path.suffix.lower() not in _READERS:
         raise UserError(f"{path}: files of type `{path.suffix}` cannot be read; give {_types()}.")
     if not path.stat().st_size:
         raise UserError(f"{path} is empty; give a file with rows.")
     options: dict = {}
-    if path.suffix in (".csv", ".tsv"):
+    kind = path.suffix.lower()
+    if kind in (".csv", ".tsv"):
         options["keep_default_na"] = False  # "None" and "NA" are words
-    if path.suffix == ".tsv":
+    if kind == ".tsv":
         options |= {"delimiter": "\t", "quoting": 3}
     with explained_errors(str(path), "another file", "check the file"):
-        return load_dataset(
-            _READERS[path.suffix], data_files={"rows": str(path)}, split="rows", cache_dir=cache_dir, **options
-        )
+        files = {"rows": str(path)}
+        try:
+            return load_dataset(_READERS[kind], data_files=files, split="rows", cache_dir=cache_dir, **options)
+        except ValueError as error:
+            if "corresponds to no data" not in str(error):
+                raise
+            raise UserError(f"{path} is empty; give a file with rows.") from error
 
 
 def _types() -> str:
@@ -326,14 +334,25 @@ def _read_labels(name: str, task: GlueTask, labels: Iterable) -> list[int] | lis
     for number, label in enumerate(labels):
         if task.is_regression:
             low, high = SIMILARITY_RANGE
-            is_number = isinstance(label, int | float) and not isinstance(label, bool)
-            if not is_number or not math.isfinite(label) or not low <= label <= high:
+            similarity = _number(label, float)
+            is_number = isinstance(similarity, int | float) and not isinstance(similarity, bool)
+            if not is_number or not math.isfinite(similarity) or not low <= similarity <= high:
                 raise UserError(f"{name}: row {number} has the label {label!r}; {task.name} has {low} to {high}.")
-            numbers.append(float(label))
+            numbers.append(float(similarity))
             continue
-        value = task.labels.index(label) if label in task.labels else label
+        value = task.labels.index(label) if label in task.labels else _number(label, int)
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < len(task.labels):
             classes = ", ".join(f"{index} ({word})" for index, word in enumerate(task.labels))
             raise UserError(f"{name}: row {number} has the label {label!r}; {task.name} has {classes}.")
         numbers.append(value)
     return numbers
+
+
+def _number(label: Any, kind: type) -> Any:
+    """A label of a csv file whose column holds something else than numbers too."""
+    if not isinstance(label, str):
+        return label
+    try:
+        return kind(label)
+    except ValueError:
+        return label
