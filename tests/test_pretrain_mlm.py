@@ -15,6 +15,7 @@ import yaml
 from transformers import AutoModelForMaskedLM, AutoTokenizer, pipeline
 
 import pretrain_mlm
+import training
 from arguments import UserError, run_script
 from modeling_sktformer import SKTformerForMaskedLM
 from run_folder import find_checkpoint
@@ -305,11 +306,11 @@ def test_a_folder_of_other_files_is_not_touched(tmp_path, recipe, monkeypatch, c
 
 
 def test_processes_without_devices_are_refused(recipe, monkeypatch):
-    (training,) = pretrain_mlm.parse_args([pretrain_mlm.PretrainingArguments], ["--use_cpu"])
+    (arguments,) = pretrain_mlm.parse_args([pretrain_mlm.PretrainingArguments], ["--use_cpu"])
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setattr(pretrain_mlm.PretrainingArguments, "world_size", 1)
     with pytest.raises(UserError, match="--use_cpu"):
-        pretrain_mlm.check_training_arguments(training, pretrain_mlm.CorpusArguments())
+        pretrain_mlm.check_training_arguments(arguments, pretrain_mlm.CorpusArguments())
 
 
 def test_a_finished_run_is_uploaded_with_its_card(tmp_path, recipe, monkeypatch):
@@ -318,8 +319,8 @@ def test_a_finished_run_is_uploaded_with_its_card(tmp_path, recipe, monkeypatch)
         pretrain_mlm.MaskedLMTrainer, "init_hf_repo", lambda trainer, *_: setattr(trainer, "hub_model_id", "me/mine")
     )
     monkeypatch.setattr(pretrain_mlm.MaskedLMTrainer, "_push_from_checkpoint", lambda *_: None)
-    monkeypatch.setattr(pretrain_mlm, "whoami", lambda token: {"name": "me"})
-    monkeypatch.setattr(pretrain_mlm, "upload_folder", lambda **arguments: uploads.append(arguments))
+    monkeypatch.setattr(training, "whoami", lambda token: {"name": "me"})
+    monkeypatch.setattr(training, "upload_folder", lambda **arguments: uploads.append(arguments))
     run(monkeypatch, "--recipe", recipe, "--push_to_hub", "--hub_model_id", "me/mine")
     (upload,) = uploads
     assert (upload["repo_id"], upload["folder_path"]) == ("me/mine", str(tmp_path / "run"))
