@@ -93,10 +93,10 @@ def build_config(arguments: ModelArguments, vocab_size: int, max_length: int, pa
     try:
         config = _named_config(arguments)
         if arguments.model_type not in (None, config.model_type):
-            config = _resized_config(arguments.model_type, config)
+            config = resize_config(arguments.model_type, config)
         if config.model_type == SKTformerConfig.model_type:
             required["landmark_seed"] = seed
-        _set_fields(config, required | _length_fields(config, max_length))
+        _set_fields(config, required | length_fields(config, max_length))
         _override_fields(config, arguments.config_overrides)
         config.validate()
     except UserError:
@@ -304,7 +304,7 @@ _SHARED_SIZES = (
 )
 
 
-def _resized_config(model_type: str, sizes: PreTrainedConfig) -> PreTrainedConfig:
+def resize_config(model_type: str, sizes: PreTrainedConfig) -> PreTrainedConfig:
     """Another architecture's configuration with the sizes of `sizes`."""
     config = AutoConfig.for_model(model_type)
     values = {name: getattr(sizes, name) for name in _SHARED_SIZES if hasattr(sizes, name) and hasattr(config, name)}
@@ -327,7 +327,7 @@ def _resized_config(model_type: str, sizes: PreTrainedConfig) -> PreTrainedConfi
     return config
 
 
-def _length_fields(config: PreTrainedConfig, max_length: int) -> dict[str, int]:
+def length_fields(config: PreTrainedConfig, max_length: int) -> dict[str, int]:
     """What an architecture needs besides `max_position_embeddings` to take inputs of `max_length` tokens."""
     if config.model_type in ("roberta", "xlm-roberta", "camembert", "longformer", "mpnet"):
         return {"max_position_embeddings": max_length + 2}  # they count positions from behind the padding token's id

@@ -9,6 +9,7 @@ import matplotlib
 matplotlib.use("Agg")  # a picture file is wanted, also where there is no screen
 
 import matplotlib.pyplot as plt
+from matplotlib.ticker import MaxNLocator
 
 
 def plot_loss_curve(
@@ -117,6 +118,7 @@ def plot_task_curves(histories: Mapping[str, Iterable[Mapping[str, float]]], pat
             if points:
                 axes.plot(*zip(*points, strict=True), label=name, lw=1.4, marker="o", ms=3 if len(points) < 50 else 0)
         axes.set(xlabel="epoch", ylabel=label)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.grid(alpha=0.3)
     panels[1].legend(frameon=False, fontsize="small")
     figure.suptitle(title)
@@ -150,5 +152,46 @@ def plot_task_scores(
     axes.set(title=title, ylabel="score (%)")
     axes.grid(alpha=0.3, axis="y")
     axes.legend(frameon=False, fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5))
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+def plot_benchmark(
+    curves: Mapping[str, Mapping[str, Iterable[tuple[int, float, float]]]], path: str | Path, title: str
+) -> None:
+    """
+    Draw time and peak memory of a step against the length of the inputs, both axes logarithmic, a line for each model.
+
+    Args:
+        curves (mapping of `str` to mappings): For each case (a row of two panels) and each model its points: length
+            in tokens, time in ms, memory in MiB.
+        path (`str` or `Path`): The PNG to write.
+        title (`str`): Stands above the picture.
+    """
+    names = list(dict.fromkeys(name for models in curves.values() for name in models))
+    colours = ["black", *plt.get_cmap("tab10").colors]  # type: ignore[attr-defined]
+    styles = {
+        name: {"color": colours[n % 11], "marker": "os^Dv<>PX*h"[n % 11], "ls": ("-", "--")[n % 2], "lw": 1.3}
+        for n, name in enumerate(names)
+    }
+    figure, panels = plt.subplots(
+        len(curves), 2, figsize=(11, 4.2 * len(curves) + 0.3), layout="constrained", squeeze=False
+    )
+    for row, (case, models) in zip(panels, curves.items(), strict=True):
+        lengths = sorted({point[0] for points in models.values() for point in points})
+        for axes, column, label in ((row[0], 1, "time of a step (ms)"), (row[1], 2, "peak memory of a step (MiB)")):
+            for name, points in models.items():
+                # A step too small to be measured would have no place on a logarithmic axis.
+                drawn = [(point[0], point[column]) for point in points if point[column] > 0]
+                if drawn:
+                    axes.plot(*zip(*drawn, strict=True), ms=5, label=name, **styles[name])
+            axes.set(title=case, xlabel="tokens in an input", ylabel=label, yscale="log")
+            axes.set_xscale("log", base=2)
+            axes.set_xticks(lengths, [f"{length:,}" for length in lengths], rotation=30)
+            axes.minorticks_off()
+            axes.grid(alpha=0.3)
+    handles = [plt.Line2D([], [], ms=5, label=name, **styles[name]) for name in names]
+    figure.legend(handles=handles, frameon=False, fontsize="small", loc="outside right center")
+    figure.suptitle(title)
     figure.savefig(path, dpi=120)
     plt.close(figure)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import benchmark
 import compare_glue
 import compare_pretraining
 import measure_fine_tuning
@@ -40,6 +41,7 @@ SCRIPTS: dict[str, list[type]] = {
     "run_glue.py": list(run_glue.GLUE_ARGUMENTS),
     "compare_glue.py": [compare_glue.GlueComparisonArguments],
     "compare_pretraining.py": [compare_pretraining.ComparisonArguments],
+    "benchmark.py": [benchmark.BenchmarkArguments],
     "measure_fine_tuning.py": [measure_fine_tuning.FineTuningCostArguments],
     "measure_scaling.py": [measure_scaling.ScalingArguments],
     "measure_lengthening.py": [measure_lengthening.LengtheningArguments, CorpusArguments],
