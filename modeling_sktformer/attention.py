@@ -122,15 +122,18 @@ def token_attention(
         `(batch_size, num_heads, sequence_length, num_landmarks)`.
     """
     scores = query @ landmark_keys.mT * query.shape[-1] ** -0.5  # (B, H, S, k)
-    if landmark_mask is None:
-        probabilities = scores.softmax(dim=-1)
-    else:
-        landmark_mask = landmark_mask[:, None, None, :]
-        scores = scores.masked_fill(~landmark_mask, torch.finfo(scores.dtype).min)
-        # A sequence without any token would spread its weight evenly over masked landmarks.
-        probabilities = scores.softmax(dim=-1) * landmark_mask
-    probabilities = dropout(probabilities)
+    probabilities = dropout(_softmax_over_landmarks(scores, landmark_mask))
     return probabilities @ landmark_values, probabilities
+
+
+def _softmax_over_landmarks(scores: torch.Tensor, landmark_mask: torch.Tensor | None) -> torch.Tensor:
+    """Softmax over the last axis of `(B, ., ., k)`, zero where a sequence has no landmark."""
+    if landmark_mask is None:
+        return scores.softmax(dim=-1)
+    landmark_mask = landmark_mask[:, None, None, :]
+    scores = scores.masked_fill(~landmark_mask, torch.finfo(scores.dtype).min)
+    # A sequence without any token would spread its weight evenly over masked landmarks.
+    return scores.softmax(dim=-1) * landmark_mask
 
 
 def feature_attention(
@@ -205,14 +208,7 @@ def folded_token_attention(
     folded_keys = (landmark_keys @ query_weight).flatten(1, 2)  # (B, H k, d)
     shift = (landmark_keys @ query_bias.unsqueeze(-1)).flatten(1).unsqueeze(1)  # (B, 1, H k)
     scores = torch.baddbmm(shift, hidden_states, folded_keys.mT).unflatten(-1, (num_heads, -1))  # (B, S, H, k)
-    if landmark_mask is None:
-        probabilities = scores.softmax(dim=-1)
-    else:
-        landmark_mask = landmark_mask[:, None, None, :]
-        scores = scores.masked_fill(~landmark_mask, torch.finfo(scores.dtype).min)
-        # A sequence without any token would spread its weight evenly over masked landmarks.
-        probabilities = scores.softmax(dim=-1) * landmark_mask
-    probabilities = dropout(probabilities)
+    probabilities = dropout(_softmax_over_landmarks(scores, landmark_mask))
     attended = probabilities.flatten(2) @ _block_diagonal(landmark_values)
     return attended, probabilities.transpose(1, 2)
 
