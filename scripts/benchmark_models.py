@@ -8,6 +8,7 @@ Letters in shapes: B batch, S tokens, d hidden size, H heads, h width of a head,
 """
 
 import contextlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
@@ -257,7 +258,7 @@ def make_step(name: str, setting: Setting, length: int, case: Case) -> Callable[
     return train
 
 
-class _HeadedAttention(nn.Module):
+class _HeadedAttention(nn.Module, ABC):
     """Query, key and value projections in place of BERT's self-attention, which they are called like."""
 
     def __init__(self, config):
@@ -273,9 +274,9 @@ class _HeadedAttention(nn.Module):
         context = self.attend(self.query(hidden_states), self.key(hidden_states), self.value(hidden_states))
         return context.transpose(1, 2).flatten(2), None  # (B, S, d)
 
+    @abstractmethod
     def attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         """Map three tensors `(batch_size, sequence_length, hidden_size)` to `(B, H, S, h)`."""
-        raise NotImplementedError
 
     def split_heads(self, states: torch.Tensor) -> torch.Tensor:
         """`(B, S, d)` to `(B, H, S, h)`."""

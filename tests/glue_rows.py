@@ -50,3 +50,13 @@ def make_tokenizer() -> BertTokenizer:
     """A tokenizer with every word of the rows."""
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *_FILLERS, *CUES, "."]
     return BertTokenizer(vocab={word: number for number, word in enumerate(words)})
+
+
+def read_metrics(folder) -> dict:
+    """What a run has left in its folder."""
+    return json.loads((Path(folder) / "metrics.json").read_text())
+
+
+def files_below(folder) -> dict[Path, int]:
+    """All files in a folder with the time of their last change."""
+    return {path: path.stat().st_mtime_ns for path in Path(folder).rglob("*") if path.is_file()}

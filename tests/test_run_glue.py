@@ -23,14 +23,10 @@ from transformers import (
     pipeline,
 )
 
-import compare_glue
-import compare_pretraining
-import pretrain_mlm
 import run_glue
-import train_tokenizer
 from arguments import UserError
 from data.glue import DIAGNOSTICS, TASKS
-from glue_rows import make_rows, make_tokenizer, write_rows, write_tasks
+from glue_rows import files_below, make_rows, make_tokenizer, read_metrics, write_rows, write_tasks
 from glue_training import GlueTrainer, plan_trials, summarise_trials
 from modeling_sktformer import SKTformerConfig, SKTformerForMaskedLM
 from run_folder import find_checkpoint
@@ -117,14 +113,6 @@ def run(monkeypatch, *flags):
     run_glue.main()
 
 
-def read(path):
-    return json.loads((Path(path) / "metrics.json").read_text())
-
-
-def files_below(folder):
-    return {path: path.stat().st_mtime_ns for path in Path(folder).rglob("*") if path.is_file()}
-
-
 class Stopped(Exception):
     """Raised where a test has seen enough of a run."""
 
@@ -158,7 +146,7 @@ def everything(tmp_path_factory, flags):
 @pytest.mark.parametrize("name", TASKS)
 def test_every_task_leaves_a_model_and_what_it_measured(everything, checkpoint, name):
     folder, task = everything / name, TASKS[name]
-    metrics = read(folder)
+    metrics = read_metrics(folder)
     assert (metrics["task"], metrics["seed"], metrics["train_examples"]) == (name, 5, 24)
     assert metrics["started_from"] == str(checkpoint)
     assert metrics["score"] == pytest.approx(statistics.mean(metrics[f"eval_{metric}"] for metric in task.scored))
@@ -206,7 +194,7 @@ def test_the_table_is_text_markdown_json_and_a_picture(everything, capsys, monke
     titles = ["MNLI", "QQP", "QNLI", "SST-2", "CoLA", "STS-B", "MRPC", "RTE", "WNLI", "mean"]
     assert [cell.strip() for cell in text.splitlines()[2].strip("|").split("|")][1:] == titles
     table = json.loads((everything / "glue.json").read_text())
-    scores = {name: 100 * read(everything / name)["score"] for name in TASKS}
+    scores = {name: 100 * read_metrics(everything / name)["score"] for name in TASKS}
     assert table["scores"]["tiny"] == pytest.approx(scores)
     eight = [score for name, score in scores.items() if name != "wnli"]
     assert table["means"]["tiny"] == pytest.approx(statistics.mean(eight))
@@ -301,7 +289,7 @@ def test_what_can_be_learned_is_learned(tmp_path, recipe, monkeypatch):
         write_rows(data / "stsb" / f"{split}.jsonl", make_rows(TASKS["stsb"], split, count))
     epochs = ["--max_steps", -1, "--num_train_epochs", 10, "--eval_strategy", "epoch"]
     run(monkeypatch, "--recipe", recipe, "--data_dir", data, "--task_name", "sst2", "stsb", *epochs)
-    metrics = {name: read(tmp_path / "run" / name) for name in ("sst2", "stsb")}
+    metrics = {name: read_metrics(tmp_path / "run" / name) for name in ("sst2", "stsb")}
     assert metrics["sst2"]["eval_accuracy"] > 0.9
     assert metrics["stsb"]["eval_spearmanr"] > 0.8
     losses = [entry["loss"] for entry in metrics["sst2"]["history"] if "loss" in entry]
@@ -317,15 +305,15 @@ def test_arguments_and_data_files_give_a_run_again(tmp_path, tasks, recipe, monk
     more = ["--task_name", "mrpc", "--max_steps", 6, "--seed", 11, "--global_batch_size", 8]
     run(monkeypatch, "--recipe", recipe, *files, *more, "--per_device_train_batch_size", 4)
     run(monkeypatch, "--recipe", tmp_path / "run" / "mrpc" / "arguments.yaml", "--output_dir", tmp_path / "again")
-    first, second = read(tmp_path / "run" / "mrpc"), read(tmp_path / "again" / "mrpc")
+    first, second = read_metrics(tmp_path / "run" / "mrpc"), read_metrics(tmp_path / "again" / "mrpc")
     for name in ("score", "eval_loss", "train_loss", "seed", "global_batch_size"):
         assert first[name] == second[name], name
     run(monkeypatch, "--recipe", recipe, *files, *more, "--seed", 12, "--output_dir", tmp_path / "other")
-    assert read(tmp_path / "other" / "mrpc")["eval_loss"] != first["eval_loss"]
+    assert read_metrics(tmp_path / "other" / "mrpc")["eval_loss"] != first["eval_loss"]
     # Evaluating what was trained gives what was measured.
     run(monkeypatch, "--recipe", recipe, *files, *more, "--model_name_or_path", tmp_path / "run" / "mrpc",
         "--output_dir", tmp_path / "evaluation", "--do_eval")  # fmt: skip
-    evaluation = read(tmp_path / "evaluation" / "mrpc")
+    evaluation = read_metrics(tmp_path / "evaluation" / "mrpc")
     assert evaluation["eval_loss"] == pytest.approx(first["eval_loss"])
     assert evaluation["score"] == first["score"]
     assert "train_loss" not in evaluation
@@ -411,7 +399,7 @@ def test_any_architecture(tmp_path, recipe, monkeypatch, model_type, inputs):
     assert len(batches["train"]) == 2
     if "token_type_ids" in inputs:
         assert all((batch["token_type_ids"] == 1).any(dim=1).all() for batch in batches["train"])
-    metrics = read(tmp_path / "run" / "rte")
+    metrics = read_metrics(tmp_path / "run" / "rte")
     assert metrics["model_type"] == model_type
     assert metrics["eval_loss"] < 5
     assert (tmp_path / "run" / "submission" / "RTE.tsv").is_file()
@@ -420,7 +408,7 @@ def test_any_architecture(tmp_path, recipe, monkeypatch, model_type, inputs):
     if model_type == "gpt2":
         # Not trained here, so that nothing has put a padding token into its configuration.
         run(monkeypatch, "--recipe", recipe, *more, "--do_eval", "--output_dir", tmp_path / "evaluation")
-        assert read(tmp_path / "evaluation" / "rte")["eval_loss"] > 0
+        assert read_metrics(tmp_path / "evaluation" / "rte")["eval_loss"] > 0
 
 
 def test_accumulation_changes_no_gradient(tmp_path, recipe, monkeypatch):
@@ -431,7 +419,7 @@ def test_accumulation_changes_no_gradient(tmp_path, recipe, monkeypatch):
         run(monkeypatch, "--recipe", recipe, "--task_name", "sst2", "--model_name_or_path", tmp_path / "bert",
             "--config_overrides", "hidden_dropout_prob=0.0,attention_probs_dropout_prob=0.0",
             "--per_device_train_batch_size", batch, "--global_batch_size", 8, "--output_dir", folder)  # fmt: skip
-        metrics = read(folder / "sst2")
+        metrics = read_metrics(folder / "sst2")
         assert metrics["global_batch_size"] == 8
         histories.append([(e["loss"], e["grad_norm"]) for e in metrics["history"] if "grad_norm" in e])
     assert len(histories[0]) == 2
@@ -442,7 +430,7 @@ def test_accumulation_changes_no_gradient(tmp_path, recipe, monkeypatch):
 def test_a_run_that_is_cut_short_ends_as_if_it_had_not_been(tmp_path, recipe, monkeypatch):
     more = ["--task_name", "sst2", "--seeds", 2, "--max_steps", 6, "--save_strategy", "steps", "--save_steps", 2]
     run(monkeypatch, "--recipe", recipe, *more, "--output_dir", tmp_path / "whole")
-    whole = read(tmp_path / "whole" / "sst2")
+    whole = read_metrics(tmp_path / "whole" / "sst2")
     with monkeypatch.context() as context:
         stop_at_step(context, 43, 3)
         with pytest.raises(Stopped):
@@ -462,7 +450,7 @@ def test_a_run_that_is_cut_short_ends_as_if_it_had_not_been(tmp_path, recipe, mo
         run(context, "--recipe", recipe, *more)
     assert steps == [2, 3, 4, 5]
     assert files_below(folder / "seed-42") == before
-    resumed = read(folder)
+    resumed = read_metrics(folder)
     assert resumed["scores"] == whole["scores"]
     for trial, expected in zip(resumed["trials"], whole["trials"], strict=True):
         assert trial["eval_loss"] == pytest.approx(expected["eval_loss"], rel=1e-5)
@@ -492,7 +480,7 @@ def test_a_search_keeps_all_trials_and_the_best_weights(tmp_path, recipe, monkey
     run(monkeypatch, "--recipe", recipe, "--task_name", "stsb", *grid, "--max_steps", -1, "--do_train",
         "--do_predict", "--seed", 3)  # fmt: skip
     folder = tmp_path / "run" / "stsb"
-    metrics = read(folder)
+    metrics = read_metrics(folder)
     assert metrics["kind"] == "search"
     assert [(t["num_train_epochs"], t["learning_rate"], t["global_batch_size"]) for t in metrics["trials"]] == [
         *((1, 1e-4, 4), (1, 1e-2, 4), (2, 1e-4, 4), (2, 1e-2, 4)),
@@ -516,14 +504,14 @@ def test_a_search_keeps_all_trials_and_the_best_weights(tmp_path, recipe, monkey
     assert [float(line.split("\t")[1]) for line in lines] == pytest.approx(expected, abs=2e-3)
     # The best trial's arguments give it again, alone.
     run(monkeypatch, "--recipe", best / "arguments.yaml", "--output_dir", tmp_path / "again")
-    assert read(tmp_path / "again" / "stsb")["score"] == metrics["score"]
+    assert read_metrics(tmp_path / "again" / "stsb")["score"] == metrics["score"]
 
 
 def test_seeds_give_median_and_spread(tmp_path, recipe, monkeypatch):
     run(monkeypatch, "--recipe", recipe, "--task_name", "stsb", "--seeds", 3, "--seed", 7)
     folder = tmp_path / "run" / "stsb"
-    metrics = read(folder)
-    scores = [read(folder / f"seed-{seed}")["score"] for seed in (7, 8, 9)]
+    metrics = read_metrics(folder)
+    scores = [read_metrics(folder / f"seed-{seed}")["score"] for seed in (7, 8, 9)]
     assert len(set(scores)) == 3
     assert metrics["scores"] == scores
     assert metrics["score"] == statistics.median(scores)
@@ -568,7 +556,7 @@ def test_small_tasks_start_from_mnli(tmp_path, recipe, monkeypatch, everything, 
     run(monkeypatch, "--recipe", recipe, "--task_name", "sst2", "rte", "mnli", "--mnli_checkpoint", "run",
         "--max_steps", 1)  # fmt: skip
     folder = tmp_path / "run"
-    assert {name: read(folder / name)["started_from"] for name in ("mnli", "sst2", "rte")} == {
+    assert {name: read_metrics(folder / name)["started_from"] for name in ("mnli", "sst2", "rte")} == {
         **{"mnli": str(checkpoint), "sst2": str(checkpoint)},
         "rte": str(folder / "mnli"),
     }
@@ -576,7 +564,7 @@ def test_small_tasks_start_from_mnli(tmp_path, recipe, monkeypatch, everything, 
         other = tmp_path / name
         run(monkeypatch, "--recipe", recipe, "--task_name", name, "--mnli_checkpoint", everything / "mnli",
             "--output_dir", other, "--learning_rate", 0.0)  # fmt: skip
-        assert read(other / name)["started_from"] == str(everything / "mnli")
+        assert read_metrics(other / name)["started_from"] == str(everything / "mnli")
         weights, trained = (load_file(path / "model.safetensors") for path in (everything / "mnli", other / name))
         same = {key for key in weights if weights[key].shape == trained[key].shape}
         assert all(torch.equal(weights[key], trained[key]) for key in same)
@@ -689,7 +677,7 @@ def test_a_new_mnli_model_is_waited_for(tmp_path, recipe, monkeypatch):
     more = ["--task_name", "mnli", "rte", "--mnli_checkpoint", "run", "--max_steps", 1]
     run(monkeypatch, "--recipe", recipe, *more, "--seeds", 2)
     run(monkeypatch, "--recipe", recipe, *more, "--overwrite")
-    assert read(tmp_path / "run" / "rte")["started_from"] == str(tmp_path / "run" / "mnli")
+    assert read_metrics(tmp_path / "run" / "rte")["started_from"] == str(tmp_path / "run" / "mnli")
 
 
 def test_a_model_s_folder_is_no_place_for_tasks(recipe, monkeypatch, checkpoint):
@@ -760,7 +748,7 @@ def test_a_run_is_never_overwritten_unasked(tmp_path, recipe, monkeypatch, every
             "--overwrite")  # fmt: skip
     assert files_below(folder) == before
     run(monkeypatch, "--recipe", recipe, "--task_name", "cola", "--seeds", 2, "--overwrite")
-    assert len(read(folder / "cola")["trials"]) == 2
+    assert len(read_metrics(folder / "cola")["trials"]) == 2
     assert "overwrite" not in (folder / "cola" / "arguments.yaml").read_text()
 
 
@@ -804,126 +792,10 @@ def test_two_processes_train_one_model(tmp_path, recipe):
         command, capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"}
     )
     assert result.returncode == 0, result.stderr[-3000:]
-    metrics = read(tmp_path / "run" / "rte" / "seed-43")
+    metrics = read_metrics(tmp_path / "run" / "rte" / "seed-43")
     assert metrics["global_batch_size"] == 16
     assert metrics["eval_loss"] > 0
     assert len((tmp_path / "run" / "submission" / "RTE.tsv").read_text().splitlines()) == 7
-
-
-def run_in_process(script, runs, shared, finished, check=lambda run, arguments: None):
-    """What `execute_runs` does, without a process for each run."""
-    modules = {m.__name__: m for m in (train_tokenizer, pretrain_mlm, run_glue)}
-    for item in runs:
-        if (item.folder / finished).is_file():
-            check(item, [*shared, *item.arguments])
-            continue
-        with pytest.MonkeyPatch.context() as context:
-            argv = [str(script), *shared, *item.arguments, "--output_dir", str(item.folder)]
-            context.setattr(sys, "argv", argv)
-            modules[script.stem].main()
-
-
-@pytest.fixture
-def comparison(tmp_path, tasks, flags):
-    """Flags of a comparison of two small models on two tasks."""
-    text = tmp_path / "text.txt"
-    text.write_text("\n".join(row["sentence"] for row in make_rows(TASKS["sst2"], "train", 600)))
-    shared = {"use_cpu": True, "save_strategy": "no", "disable_tqdm": True, "cache_dir": flags["cache_dir"]}
-    pretraining = {
-        **{"config_name": "sktformer-tiny", "max_seq_length": 32, "full_blocks_only": True, "max_steps": 2},
-        **{"per_device_train_batch_size": 4, "learning_rate": 1e-3},
-    }
-    finetuning = {
-        **{"max_seq_length": 32, "num_train_epochs": 1, "per_device_train_batch_size": 8, "learning_rate": 1e-2},
-        "train_sampling_strategy": "group_by_length",
-    }
-    (tmp_path / "pretraining.yaml").write_text(yaml.safe_dump(shared | pretraining))
-    (tmp_path / "finetuning.yaml").write_text(yaml.safe_dump(shared | finetuning))
-    small = "--config_overrides num_hidden_layers=1,hidden_size=32,num_attention_heads=2,intermediate_size=32"
-    (tmp_path / "checkpoints.txt").write_text(f"--run_name ours {small}\n--run_name BERT --model_type bert {small}\n")
-    (tmp_path / "rows.txt").write_text(
-        "--run_name ours --model_name_or_path ours\n--run_name BERT --model_name_or_path BERT\n"
-        "--run_name mean --model_name_or_path ours --config_overrides classifier_pooling=mean\n"
-    )
-    return [
-        *("--train_file", text, "--validation_file", text, "--data_name", "rows", "--data_dir", tasks),
-        *("--pretraining_runs", tmp_path / "checkpoints.txt", "--glue_runs", tmp_path / "rows.txt"),
-        *("--pretraining_recipes", tmp_path / "pretraining.yaml"),
-        *("--glue_recipes", tmp_path / "finetuning.yaml", "--vocab_size", 120, "--seeds", 2),
-        *("--task_name", "stsb", "cola", "--output_dir", tmp_path / "out", "--results_dir", tmp_path / "results"),
-    ]
-
-
-def compare(monkeypatch, flags, *more):
-    monkeypatch.setattr(sys, "argv", ["compare_glue.py", *map(str, flags), *map(str, more)])
-    compare_glue.main()
-
-
-@pytest.mark.parametrize("in_process", [True, pytest.param(False, marks=pytest.mark.slow)])
-def test_comparison_pre_trains_and_fine_tunes_alike(tmp_path, comparison, monkeypatch, in_process):
-    if in_process:
-        monkeypatch.setattr(compare_pretraining, "execute_runs", run_in_process)
-        monkeypatch.setattr(compare_glue, "execute_runs", run_in_process)
-    compare(monkeypatch, comparison)
-    results = json.loads((tmp_path / "results" / "glue.json").read_text())
-    assert [row["name"] for row in results["rows"]] == ["ours", "BERT", "mean"]
-    assert results["tasks"] == ["cola", "stsb"]
-    for row, name in zip(results["rows"], ("ours", "BERT", "ours"), strict=True):
-        folder = tmp_path / "out" / "finetuned" / f"{row['name']}-0"
-        pretrained = tmp_path / "out" / "pretrained" / f"{name}-0"
-        assert read(folder / "cola")["started_from"] == str(pretrained)
-        assert row["pretraining_loss"] == read(pretrained)["eval_loss"]
-        scores = [100 * read(folder / "stsb" / f"seed-{seed}")["score"] for seed in (0, 1)]
-        assert row["scores"]["stsb"]["seeds"] == pytest.approx(scores)
-        assert row["scores"]["stsb"]["mean"] == pytest.approx(statistics.mean(scores))
-        assert row["parameters"] == read(folder / "cola")["parameters"]
-    assert AutoConfig.from_pretrained(folder / "cola" / "seed-1").classifier_pooling == "mean"
-    table = (tmp_path / "results" / "glue.md").read_text()
-    assert f"| {results['rows'][1]['pretraining_loss']:.3f} " in table
-    assert (tmp_path / "results" / "glue.png").read_bytes().startswith(b"\x89PNG")
-    before = files_below(tmp_path / "out")
-    compare(monkeypatch, comparison)
-    assert files_below(tmp_path / "out") == before
-    (tmp_path / "rows.txt").write_text("--run_name ours --model_name_or_path others\n")
-    with pytest.raises(UserError, match="ours: --model_name_or_path must be one of ours, BERT"):
-        compare(monkeypatch, comparison)
-    (tmp_path / "rows.txt").write_text("--run_name ours --model_name_or_path ours\n")
-    (tmp_path / "other.yaml").write_text("learning_rate: 3e-3\n")
-    with pytest.raises(UserError, match="run with other arguments"):
-        compare(monkeypatch, comparison, "--glue_recipes", tmp_path / "finetuning.yaml", tmp_path / "other.yaml")
-    assert files_below(tmp_path / "out") == before
-
-
-def test_comparison_rows_are_over_the_seeds():
-    results = {
-        "cola": {"scores": [0.1, 0.3], "parameters": 1234567},
-        "sst2": {"scores": [0.5, 0.9], "parameters": 1234567},
-    }
-    row = compare_glue.summarise("ours", {"eval_loss": 3.25}, results)
-    assert row["scores"]["cola"]["mean"] == pytest.approx(20)
-    assert row["scores"]["cola"]["std"] == pytest.approx(statistics.stdev([10, 30]))
-    assert row["scores"]["mean"]["seeds"] == pytest.approx([30, 60])
-    assert row["scores"]["mean"]["std"] == pytest.approx(statistics.stdev([30, 60]))
-    environment = {name: name for name in ("python", "torch", "transformers", "device", "threads")}
-    before = {"max_steps": 7, "per_device_train_batch_size": 3, "max_seq_length": 128}
-    after = {"num_train_epochs": 2, "learning_rate": 3e-4, "per_device_train_batch_size": 5, "max_seq_length": 64}
-    text = compare_glue.format_table(
-        {
-            **{"data": "a text", "seeds": 2, "tasks": ["sst2", "cola"], "rows": [row]},
-            **{"pretraining": before, "fine-tuning": after, "environment": environment, "commits": ["abc", "def"]},
-        }
-    )
-    (line,) = [line for line in text.splitlines() if line.startswith("| ours ")]
-    assert [cell.strip() for cell in line.strip("|").split("|")] == [
-        *("ours", "1,234,567", "3.250", "70.00 ± 28.28", "20.00 ± 14.14", "45.00 ± 21.21"),
-    ]
-    for words in ("a text: 7 steps of 3 sequences of 128 tokens", "2 epochs at learning rate 0.0003", "abc, def"):
-        assert words in text
-
-
-def test_comparison_needs_seeds(tasks, monkeypatch):
-    with pytest.raises(UserError, match="--seeds is 1"):
-        compare(monkeypatch, ["--data_dir", tasks, "--seeds", 1])
 
 
 def test_bars_are_not_written_into_files(recipe, monkeypatch):
