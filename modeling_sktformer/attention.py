@@ -14,6 +14,14 @@ import hashlib
 import torch
 from torch import nn
 
+from .folded_attention import (
+    fold_queries,
+    folded_feature_probabilities,
+    is_folding_cheaper,
+    is_plain,
+    project_normalized_combinations,
+)
+
 
 def draw_permutation(size: int, seed: int, layer_idx: int, name: str) -> torch.Tensor:
     """
@@ -122,18 +130,31 @@ def token_attention(
         `(batch_size, num_heads, sequence_length, num_landmarks)`.
     """
     scores = query @ landmark_keys.mT * query.shape[-1] ** -0.5  # (B, H, S, k)
-    probabilities = dropout(_softmax_over_landmarks(scores, landmark_mask))
+    probabilities = dropout(softmax_over_landmarks(scores, landmark_mask, dim=3))
     return probabilities @ landmark_values, probabilities
 
 
-def _softmax_over_landmarks(scores: torch.Tensor, landmark_mask: torch.Tensor | None) -> torch.Tensor:
-    """Softmax over the last axis of `(B, ., ., k)`, zero where a sequence has no landmark."""
+def softmax_over_landmarks(scores: torch.Tensor, landmark_mask: torch.Tensor | None, dim: int) -> torch.Tensor:
+    """
+    Softmax over the landmarks, zero where a sequence has none.
+
+    Args:
+        scores (`torch.Tensor` of four dimensions, the batch first): Scores of the landmarks.
+        landmark_mask (`torch.BoolTensor` of shape `(batch_size, num_landmarks)`, *optional*):
+            False where a sequence has no landmark.
+        dim (`int`): The axis of the landmarks, 1 to 3.
+
+    Returns:
+        `torch.Tensor` of the shape of `scores`.
+    """
     if landmark_mask is None:
-        return scores.softmax(dim=-1)
-    landmark_mask = landmark_mask[:, None, None, :]
+        return scores.softmax(dim=dim)
+    shape = [landmark_mask.shape[0], 1, 1, 1]
+    shape[dim] = landmark_mask.shape[1]
+    landmark_mask = landmark_mask.view(shape)
     scores = scores.masked_fill(~landmark_mask, torch.finfo(scores.dtype).min)
     # A sequence without any token would spread its weight evenly over masked landmarks.
-    return scores.softmax(dim=-1) * landmark_mask
+    return scores.softmax(dim=dim) * landmark_mask
 
 
 def feature_attention(
@@ -173,89 +194,6 @@ def feature_attention(
     scores = query.mT @ (key_columns * scale)  # (B, H, h, s2)
     probabilities = dropout(scores.softmax(dim=-1))
     return value_columns @ probabilities.mT
-
-
-def folded_token_attention(
-    hidden_states: torch.Tensor,
-    query_weight: torch.Tensor,
-    query_bias: torch.Tensor,
-    landmark_keys: torch.Tensor,
-    landmark_values: torch.Tensor,
-    landmark_mask: torch.Tensor | None,
-    dropout: nn.Module,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    r"""
-    [`token_attention`] without the queries: Q K_I^T = X (W_q^T K_I^T) + b_q K_I^T, whose bracket is small.
-
-    Time O(S H k d) for all heads together, where the queries alone would take O(S d^2). All heads are one matrix
-    product on each side of the softmax, so nothing is transposed: the values of the landmarks stand in a block
-    diagonal matrix.
-
-    Args:
-        hidden_states (`torch.Tensor` of shape `(batch_size, sequence_length, hidden_size)`):
-            What the queries would be read from.
-        query_weight (`torch.Tensor` of shape `(num_heads, head_dim, hidden_size)`),
-        query_bias (`torch.Tensor` of shape `(num_heads, head_dim)`):
-            The projection of the queries.
-        landmark_keys, landmark_values, landmark_mask, dropout: As in [`token_attention`].
-
-    Returns:
-        `tuple`: the attended values `(batch_size, sequence_length, hidden_size)`, and the attention matrix
-        `(batch_size, num_heads, sequence_length, num_landmarks)`.
-    """
-    num_heads, head_dim, _ = query_weight.shape
-    landmark_keys = landmark_keys * head_dim**-0.5
-    folded_keys = (landmark_keys @ query_weight).flatten(1, 2)  # (B, H k, d)
-    shift = (landmark_keys @ query_bias.unsqueeze(-1)).flatten(1).unsqueeze(1)  # (B, 1, H k)
-    scores = torch.baddbmm(shift, hidden_states, folded_keys.mT).unflatten(-1, (num_heads, -1))  # (B, S, H, k)
-    probabilities = dropout(_softmax_over_landmarks(scores, landmark_mask))
-    attended = probabilities.flatten(2) @ _block_diagonal(landmark_values)
-    return attended, probabilities.transpose(1, 2)
-
-
-def folded_feature_attention(
-    hidden_states: torch.Tensor,
-    query_weight: torch.Tensor,
-    query_bias: torch.Tensor,
-    key_columns: torch.Tensor,
-    value_columns: torch.Tensor,
-    token_mask: torch.Tensor | None,
-    dropout: nn.Module,
-) -> torch.Tensor:
-    r"""
-    [`feature_attention`] without the queries: Q^T K_J = W_q (X^T K_J) + b_q (1^T K_J).
-
-    Time O(S H s2 d) for all heads together, see [`folded_token_attention`].
-
-    Args:
-        hidden_states, query_weight, query_bias: As in [`folded_token_attention`].
-        key_columns, value_columns (`torch.Tensor` of shape `(batch_size, sequence_length, num_heads * s2)`):
-            The sampled columns of keys and values, head after head.
-        token_mask, dropout: As in [`feature_attention`].
-
-    Returns:
-        `torch.Tensor` of shape `(batch_size, sequence_length, hidden_size)`.
-    """
-    num_heads = query_weight.shape[0]
-    # Scaled before the sum over the tokens, which would overflow float16 on long inputs.
-    if token_mask is None:
-        key_columns = key_columns * key_columns.shape[1] ** -0.5
-    else:
-        num_tokens = token_mask.sum(dim=-1, keepdim=True).clamp(min=1)
-        scale = token_mask * num_tokens.to(key_columns.dtype).rsqrt()  # (B, S)
-        key_columns = key_columns * scale.unsqueeze(-1)
-    products = (hidden_states.mT @ key_columns).unflatten(-1, (num_heads, -1)).transpose(1, 2)  # (B, H, d, s2)
-    sums = key_columns.sum(dim=1).unflatten(-1, (num_heads, 1, -1))  # (B, H, 1, s2)
-    scores = query_weight @ products + query_bias.unsqueeze(-1) * sums  # (B, H, h, s2)
-    probabilities = dropout(scores.softmax(dim=-1))
-    return value_columns @ _block_diagonal(probabilities.mT)
-
-
-def _block_diagonal(blocks: torch.Tensor) -> torch.Tensor:
-    """The matrices of `(B, H, m, h)` as one block diagonal matrix for each sequence: `(B, H m, H h)`."""
-    num_heads = blocks.shape[1]
-    diagonal = torch.eye(num_heads, dtype=blocks.dtype, device=blocks.device)[:, None, :, None]  # (H, 1, H, 1)
-    return (blocks.unsqueeze(3) * diagonal).flatten(3).flatten(1, 2)
 
 
 class SkeletonAttention(nn.Module):
@@ -318,28 +256,35 @@ class SkeletonAttention(nn.Module):
                 self.landmark_order, self.num_landmark_tokens, hidden_states.shape[1], token_mask
             )
             landmarks = _gather_tokens(hidden_states, positions)  # (B, k, d)
-        attend = self._attend_folded if self._folds_queries() else self._attend
-        tokens, probabilities, features = attend(hidden_states, token_mask, landmarks, landmark_mask)
-        contexts = []
-        if tokens is not None:
-            contexts.append(self.token_norm(tokens))
-        if features is not None:
-            contexts.append(self.feature_norm(features))
-        context = contexts[0] if len(contexts) == 1 else (contexts[0] + contexts[1]) / 2
-        return self.output(context), probabilities
+        attend = self._attend_folded if self.is_folded(hidden_states) else self._attend
+        return attend(hidden_states, token_mask, landmarks, landmark_mask)
 
-    def _folds_queries(self) -> bool:
-        """
-        Whether the queries are never computed.
-
-        A token costs 2 H (k + s2) d multiply-adds without them, for all four products of attention, and
-        d^2 + 2 (k + s2) d with them. An adapter or a quantised layer in the place of the plain linear map has to be
-        asked as a whole.
-        """
-        num_landmarks = self.use_token_attention * self.num_landmark_tokens
-        num_landmarks += self.use_feature_attention * self.num_landmark_features
-        hidden_size = self.num_heads * self.head_dim
-        return _is_plain(self.query) and 2 * (self.num_heads - 1) * num_landmarks < hidden_size
+    def is_folded(self, hidden_states: torch.Tensor) -> bool:
+        """Whether the output is computed without anything of the full width between it and the input."""
+        # Layer norms that are not computed as such need the digits of float32. Devices other than CPUs have fused
+        # kernels for them and slow ones for QR, and a compiler fuses them itself.
+        if (
+            hidden_states.device.type != "cpu"
+            or hidden_states.dtype not in (torch.float32, torch.float64)
+            or torch.is_autocast_enabled("cpu")
+            or torch.compiler.is_compiling()
+            or torch.jit.is_tracing()
+        ):
+            return False
+        projections = (self.query, self.key, self.value, self.output)
+        norms = [self.token_norm] if self.use_token_attention else []
+        norms += [self.feature_norm] if self.use_feature_attention else []
+        return (
+            all(is_plain(projection, nn.Linear) for projection in projections)
+            and all(is_plain(norm, nn.LayerNorm) for norm in norms)
+            and is_folding_cheaper(
+                self.num_heads * self.head_dim,
+                self.num_heads,
+                self.num_landmark_tokens if self.use_token_attention else 0,
+                self.num_landmark_features if self.use_feature_attention else 0,
+                *hidden_states.shape[:2],
+            )
+        )
 
     def _attend(
         self,
@@ -347,23 +292,24 @@ class SkeletonAttention(nn.Module):
         token_mask: torch.Tensor | None,
         landmarks: torch.Tensor | None,
         landmark_mask: torch.Tensor | None,
-    ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
-        """Both branches from the queries: `(B, S, d)`, the attention matrix, `(B, S, d)`."""
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The output and the token branch's matrix, from the `landmarks` `(B, k, d)` if that branch is on."""
         query = self._split_heads(self.query(hidden_states))
-        tokens = probabilities = features = None
+        probabilities, contexts = None, []
         if landmarks is not None:
             # Only the sampled rows of keys and values are ever read, so only they are computed.
             keys, values = self._split_heads(self.key(landmarks)), self._split_heads(self.value(landmarks))
             tokens, probabilities = token_attention(query, keys, values, landmark_mask, self.dropout)
-            tokens = self._merge_heads(tokens)
+            contexts.append(self.token_norm(self._merge_heads(tokens)))
         if self.use_feature_attention:
-            key_columns, value_columns = self._project_landmark_features(hidden_states)
             key_columns, value_columns = (
-                columns.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for columns in (key_columns, value_columns)
+                columns.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+                for columns in self._project_landmark_features(hidden_states)
             )
             features = feature_attention(query, key_columns, value_columns, token_mask, self.dropout)
-            features = self._merge_heads(features)
-        return tokens, probabilities, features
+            contexts.append(self.feature_norm(self._merge_heads(features)))
+        context = contexts[0] if len(contexts) == 1 else (contexts[0] + contexts[1]) / 2
+        return self.output(context), probabilities
 
     def _attend_folded(
         self,
@@ -371,22 +317,40 @@ class SkeletonAttention(nn.Module):
         token_mask: torch.Tensor | None,
         landmarks: torch.Tensor | None,
         landmark_mask: torch.Tensor | None,
-    ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
-        """As [`_attend`], without the queries."""
-        weight = self.query.weight.unflatten(0, (self.num_heads, self.head_dim))
-        bias = self.query.bias.unflatten(0, (self.num_heads, self.head_dim))
-        tokens = probabilities = features = None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """As [`_attend`], without queries and branches, see `folded_attention.py`."""
+        query_weight = self.query.weight.unflatten(0, (self.num_heads, self.head_dim))
+        query_bias = self.query.bias.unflatten(0, (self.num_heads, self.head_dim))
+        # Everything that reads the tokens is one product: a second one would read them and write their gradient again.
+        weights, biases = [], []
         if landmarks is not None:
-            keys, values = self._split_heads(self.key(landmarks)), self._split_heads(self.value(landmarks))
-            tokens, probabilities = folded_token_attention(
-                hidden_states, weight, bias, keys, values, landmark_mask, self.dropout
-            )
+            keys = self.key(landmarks).unflatten(-1, (self.num_heads, self.head_dim))
+            weight, bias = fold_queries(keys, query_weight, query_bias)
+            weights.append(weight)
+            biases.append(bias)
         if self.use_feature_attention:
-            key_columns, value_columns = self._project_landmark_features(hidden_states)
-            features = folded_feature_attention(
-                hidden_states, weight, bias, key_columns, value_columns, token_mask, self.dropout
+            rows = self._landmark_rows()
+            for projection in (self.key, self.value):
+                weights.append(projection.weight[rows].expand(hidden_states.shape[0], -1, -1))
+                biases.append(projection.bias[rows].expand(hidden_states.shape[0], -1))
+        bias = torch.cat(biases, dim=1).unsqueeze(1)
+        products = torch.baddbmm(bias, hidden_states, torch.cat(weights, dim=1).mT)
+        parts = products.split([weight.shape[1] for weight in weights], dim=-1)
+
+        probabilities, combinations = None, []
+        if landmarks is not None:
+            scores = parts[0].mT.unflatten(1, (self.num_heads, -1))  # (B, H, k, S)
+            probabilities = self.dropout(softmax_over_landmarks(scores, landmark_mask, dim=2))
+            values = self._split_heads(self.value(landmarks))
+            combinations.append((probabilities.flatten(1, 2), values, self.token_norm))
+            probabilities = probabilities.mT
+        if self.use_feature_attention:
+            key_columns, value_columns = parts[-2:]
+            feature_probabilities = self.dropout(
+                folded_feature_probabilities(hidden_states, query_weight, query_bias, key_columns, token_mask)
             )
-        return tokens, probabilities, features
+            combinations.append((value_columns.mT.contiguous(), feature_probabilities, self.feature_norm))
+        return project_normalized_combinations(combinations, self.output), probabilities
 
     def _register_permutation(self, name: str, size: int, seed: int) -> None:
         # Drawn on the CPU and copied to wherever the model is being built, the meta device included.
@@ -395,14 +359,13 @@ class SkeletonAttention(nn.Module):
 
     def _project_landmark_features(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The sampled columns of keys and values, the same ones in each head, head after head: `(B, S, H s2)`."""
-        columns = self.landmark_features[: self.num_landmark_features]
-        if _is_plain(self.key) and _is_plain(self.value):
-            rows = torch.arange(self.num_heads, device=columns.device)[:, None] * self.head_dim + columns
-            rows = rows.flatten()
+        if is_plain(self.key, nn.Linear) and is_plain(self.value, nn.Linear):
+            rows = self._landmark_rows()
             weight = torch.cat([self.key.weight[rows], self.value.weight[rows]])
             bias = torch.cat([self.key.bias[rows], self.value.bias[rows]])
             keys, values = nn.functional.linear(hidden_states, weight, bias).chunk(2, dim=-1)
             return keys, values
+        columns = self.landmark_features[: self.num_landmark_features]
         keys, values = (
             # `gather`, because the compiled gradient of indexing the last axis is wrong on CPUs (PyTorch 2.13).
             projected.gather(-1, columns.expand(*projected.shape[:-1], -1)).flatten(2)
@@ -412,6 +375,12 @@ class SkeletonAttention(nn.Module):
             )
         )
         return keys, values
+
+    def _landmark_rows(self) -> torch.Tensor:
+        """The rows of a projection's weight that give the sampled columns, head after head."""
+        columns = self.landmark_features[: self.num_landmark_features]
+        heads = torch.arange(self.num_heads, device=columns.device)
+        return (heads[:, None] * self.head_dim + columns).flatten()
 
     def _split_heads(self, states: torch.Tensor) -> torch.Tensor:
         return states.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)  # (B, H, S, h)
@@ -424,13 +393,3 @@ def _gather_tokens(hidden_states: torch.Tensor, positions: torch.Tensor) -> torc
     if positions.dim() == 1:
         return hidden_states[:, positions]
     return hidden_states.gather(1, positions[..., None].expand(-1, -1, hidden_states.shape[-1]))
-
-
-def _is_plain(projection: nn.Module) -> bool:
-    """
-    Whether a projection is its weight and bias and nothing else.
-
-    Not so an adapter or a quantised layer in its place, nor a layer whose weight a hook of accelerate brings in when
-    it is called.
-    """
-    return type(projection) is nn.Linear and not hasattr(projection, "_hf_hook")

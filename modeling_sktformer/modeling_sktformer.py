@@ -31,6 +31,7 @@ from transformers.utils.generic import can_return_tuple
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .attention import SkeletonAttention, draw_permutation, resize_order
+from .chunked_mlp import chunked_mlp
 from .configuration_sktformer import SKTformerConfig
 from .losses import IGNORE_INDEX, classification_loss, cross_entropy
 from .smoothing import FourierConvolution, PositionBatchNorm, Smoother, extend_positions
@@ -91,7 +92,7 @@ class SKTformerMLP(nn.Module):
         return apply_chunking_to_forward(self._forward_chunk, self.chunk_size, 1, hidden_states)
 
     def _forward_chunk(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        return self.output(self.activation(self.intermediate(hidden_states)))
+        return chunked_mlp(hidden_states, self.intermediate, self.activation, self.output)
 
 
 class SKTformerLayer(GradientCheckpointingLayer):

@@ -19,26 +19,23 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import psutil
 import torch
-from torch import nn
 from tqdm import tqdm
 
 from arguments import UserError, one_line, parse_args, run_script
 from benchmark_models import (
     MODELS,
     NOTES,
-    PRECISIONS,
     SIZES,
     Case,
     Setting,
     build_config,
-    build_model,
     build_sizes,
-    make_inputs,
     make_step,
+    make_warm_step,
     unsupported_reason,
 )
 from measurement import (
@@ -46,16 +43,15 @@ from measurement import (
     Probe,
     StepFailure,
     failure_reason,
-    measure_matmul_rate,
     median_ratio,
     probe_cuda_step,
     probe_step,
-    record_calls,
     time_interleaved,
 )
-from operation_counts import FILTER_PRODUCTS, TRANSFORMS, count_operations, count_step
+from operation_counts import count_operations, count_step
 from plots import plot_benchmark
 from run_folder import describe_environment, format_origin, write_atomically, write_json
+from step_profile import format_profile, profile_lengths
 
 
 @dataclass
@@ -130,6 +126,8 @@ class BenchmarkArguments:
             raise UserError(f"--lengths {' '.join(map(str, self.lengths))}: each must be at least 16 tokens.")
         if not self.dropout or not all(0 <= value < 1 for value in self.dropout):
             raise UserError(f"--dropout {' '.join(map(str, self.dropout))}: each must be at least 0 and below 1.")
+        if self.profile and (self.autocast or self.compile):
+            raise UserError("--profile runs the parts one by one, without --autocast and --compile; leave them out.")
         if self.baseline not in self.models:
             raise UserError(
                 f"--baseline {self.baseline} is none of --models {' '.join(self.models)}; choose one of them."
@@ -179,9 +177,10 @@ def main() -> None:
     path = Path(arguments.results_dir) / arguments.results_name
     if arguments.profile:
         path = path.with_name(f"{path.name}_profile")
-        results = profile_lengths(arguments)
+        results = profile_lengths(arguments.setting, arguments.lengths, arguments.dropout[-1], arguments.rounds)
+        results["command"] = shlex.join(["python", "scripts/benchmark.py", *sys.argv[1:]])
         write_json(path.with_suffix(".json"), results)
-        write_atomically(path.with_suffix(".md"), format_profile(results))
+        write_atomically(path.with_suffix(".md"), format_profile(results, section_title(results)))
     else:
         benchmark(arguments, path)
     print(path.with_suffix(".md").read_text(encoding="utf-8"))
@@ -381,16 +380,16 @@ def probe_model(arguments: BenchmarkArguments, name: str, length: int, case: Cas
     Raises:
         StepFailure: if it cannot be made, fails or needs more than the limit.
     """
-    what = (make_step, name, arguments.setting, length, case)
+    what = (name, arguments.setting, length, case)
     limit = None if arguments.memory_limit_gib is None else int(arguments.memory_limit_gib * 2**30)
     if arguments.setting.device == "cuda":
-        probe = probe_cuda_step(*what)
+        probe = probe_cuda_step(make_step, *what)
     else:
         # Compiled code starts threads, which do not survive a fork.
         preload = () if arguments.compile else _PRELOADED
         available = int(0.9 * psutil.virtual_memory().available)
         try:
-            probe = probe_step(*what, memory_limit=min(limit or available, available), preload=preload)
+            probe = probe_step(make_warm_step, *what, memory_limit=min(limit or available, available), preload=preload)
         except StepFailure as failure:
             if str(failure) == OUT_OF_MEMORY and limit is not None and limit <= available:
                 raise StepFailure(f"over {arguments.memory_limit_gib:g} GiB") from failure
@@ -551,198 +550,6 @@ def _comparison(row: Mapping, rows: Sequence[Mapping], baseline: str) -> str:
 def _digits(value: float) -> str:
     """Three significant digits, without an exponent."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}" if value >= 1e-4 else f"{value:.7f}"
-
-
-def profile_lengths(arguments: BenchmarkArguments) -> dict[str, Any]:
-    """
-    Measure where the time of SKTformer's training step goes, at each length.
-
-    Args:
-        arguments ([`BenchmarkArguments`]): Sizes, lengths and rounds; of the dropouts the last one.
-
-    Returns:
-        `dict`: settings, the machine's rate at matrix products and the parts of the step at each length.
-
-    Raises:
-        UserError: for flags that change what a part is.
-    """
-    if arguments.autocast or arguments.compile:
-        raise UserError("--profile runs the parts one by one, without --autocast and --compile; leave them out.")
-    setting, case = arguments.setting, Case("training", arguments.dropout[-1])
-    rate = measure_matmul_rate(setting.device, PRECISIONS[setting.precision], profile_clock(setting))
-    return {
-        "key": {**dataclasses.asdict(setting), "dropout": [case.dropout]},
-        "command": shlex.join(["python", "scripts/benchmark.py", *sys.argv[1:]]),
-        "rounds": arguments.rounds,
-        "matmul_gflops": rate / 1e9,
-        "environment": describe_environment(),
-        "lengths": [
-            {"length": length, "parts": profile_step(setting, length, case, arguments.rounds, rate)}
-            for length in tqdm(arguments.lengths, desc="Profile", unit="length")
-        ],
-    }
-
-
-# Which counted operations a part of the profile holds.
-_COUNTED = {
-    "Fourier convolution": (TRANSFORMS, FILTER_PRODUCTS, "folding the stem"),
-    "convolution stem": ("stem",),
-    "projections": ("queries", "landmark keys and values", "output projection"),
-    "attention without them": ("sampled columns", "attention"),
-    "feed-forward": ("feed-forward",),
-    "head": ("head",),
-}
-
-
-def profile_clock(setting: Setting) -> str:
-    """Processors are timed by what they work, which waiting for other programs does not change."""
-    return "wall" if setting.device == "cuda" else "cpu"
-
-
-def profile_step(setting: Setting, length: int, case: Case, rounds: int, matmul_rate: float) -> list[dict[str, Any]]:
-    """
-    Measure the parts of a training step.
-
-    Each part runs alone on the inputs that it has in the first layer, forward and backward, and is counted for all
-    layers. The fastest of the interleaved rounds counts: whatever else the machine does only adds. Times on
-    processors are those of all threads together.
-
-    Args:
-        setting ([`Setting`]): Sizes, batch, precision, device.
-        length (`int`): Tokens in an input.
-        case ([`Case`]): Gives the dropout.
-        rounds (`int`): How often each part is timed.
-        matmul_rate (`float`): Floating-point operations per second of large matrix products.
-
-    Returns:
-        `list` of mappings: `part`, `forward_ms`, `backward_ms`, `gflop` of both, `mib` of the forward pass's inputs,
-        outputs and weights, `share` of the step's time, `matmul_share` of the rate. The last three rows are what
-        stands between the parts, the optimizer and the step.
-    """
-    config = build_config("sktformer", setting, length, case.dropout)
-    model = build_model("sktformer", config).train()
-    model = cast(Any, model).to(setting.device, PRECISIONS[setting.precision])
-    inputs, labels = make_inputs(setting, length)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-    pieces = profile_pieces(model)
-    calls = record_calls([module for _, _, module in pieces], lambda: model(inputs, labels=labels))
-
-    def forward() -> torch.Tensor:
-        return model(inputs, labels=labels).loss
-
-    steps: dict[Any, Callable[[], Any]] = {"forward": forward, "both": lambda: forward().backward()}
-    steps["both"]()
-    steps["optimizer"] = optimizer.step
-    for call in calls:
-        steps |= {(call, False): call.run_forward, (call, True): call.run_both}
-    waiting = {name: _wait_for(step, setting.device) for name, step in steps.items()}
-    times: Mapping[Any, list[dict]] = time_interleaved(waiting, rounds)
-    clock = profile_clock(setting)
-    fastest = {name: 1000 * min(entry[clock] for entry in entries) for name, entries in times.items()}
-
-    counted = count_operations("sktformer", config, setting.batch_size, length)
-    rows: dict[str, dict[str, Any]] = {}
-    for part, weight, module in pieces:
-        row = rows.setdefault(part, {"part": part, "forward_ms": 0.0, "backward_ms": 0.0, "mib": 0.0})
-        for call in calls:
-            if call.module is module:
-                row["forward_ms"] += weight * fastest[call, False]
-                row["backward_ms"] += weight * (fastest[call, True] - fastest[call, False])
-                row["mib"] += max(weight, 0) * call.num_bytes / 2**20
-    for part, row in rows.items():
-        row["gflop"] = 2 * 3 * sum(counted.get(name, 0.0) for name in _COUNTED.get(part, ())) / 1e9
-    whole = {
-        "part": "forward and backward pass",
-        "forward_ms": fastest["forward"],
-        "backward_ms": fastest["both"] - fastest["forward"],
-        "gflop": 2 * 3 * sum(counted.values()) / 1e9,
-    }
-    rest = {key: whole[key] - sum(row[key] for row in rows.values()) for key in ("forward_ms", "backward_ms", "gflop")}
-    update = {"part": "optimizer", "forward_ms": fastest["optimizer"], "backward_ms": 0.0}
-    result = [*rows.values(), {"part": "between the parts", **rest}, whole, update]
-    for row in result:
-        total = row["forward_ms"] + row["backward_ms"]
-        row["share"] = total / (fastest["both"] + fastest["optimizer"])
-        row["matmul_share"] = row.get("gflop", 0.0) * 1e12 / total / matmul_rate if total > 0 else 0.0
-    return result
-
-
-def profile_pieces(model: Any) -> list[tuple[str, int, nn.Module]]:
-    """
-    What the parts of an SKTformer's step are made of: part, how many times a module counts to it, the module.
-
-    A module that holds others counts with those taken out again, so that parts add up whatever it calls.
-    """
-    layer, num_layers = model.sktformer.layers[0], len(model.sktformer.layers)
-    pieces: list[tuple[str, int, nn.Module]] = []
-    smoother = layer.smoother
-    if smoother is not None:
-        for part, module in (
-            ("Fourier convolution", smoother.fourier_convolution),
-            ("convolution stem", smoother.convolution_stem),
-        ):
-            if module is not None:
-                pieces += [(part, num_layers, module), ("smoother without them", -num_layers, module)]
-        pieces.append(("smoother without them", num_layers, smoother))
-    for module in layer.attention.children():
-        if isinstance(module, nn.Linear):
-            pieces += [("projections", num_layers, module), ("attention without them", -num_layers, module)]
-    return [
-        *pieces,
-        ("attention without them", num_layers, layer.attention),
-        ("feed-forward", num_layers, layer.mlp),
-        ("layer norms", num_layers, layer.attention_norm),
-        ("layer norms", num_layers, layer.mlp_norm),
-        ("layer norms", 1, model.sktformer.final_norm),
-        ("embeddings", 1, model.sktformer.embeddings),
-        ("head", 1, model.pooler),
-        ("head", 1, model.classifier),
-    ]
-
-
-def _wait_for(step: Callable[[], Any], device: str) -> Callable[[], None]:
-    def run() -> None:
-        step()
-        if device == "cuda":
-            torch.cuda.synchronize()
-
-    return run
-
-
-def format_profile(results: Mapping) -> str:
-    """The profile as Markdown."""
-    title = section_title(results)
-    lines = [
-        "# Where the time of a training step goes",
-        "",
-        f"SKTformer, {title}. Each part alone on the inputs that it has in the model, all layers together, the "
-        f"fastest of {results['rounds']} interleaved rounds. GFLOP counts matrix products, convolutions and Fourier "
-        "transforms of both passes; MiB is what the forward pass reads and writes at least; the last column holds the "
-        f"part's rate against that of large matrix products here, {results['matmul_gflops']:.1f} GFLOP/s. "
-        + ("Times are processor time. " if results["key"]["device"] == "cpu" else "")
-        + '"Projections" are the linear maps that attention calls; those of sampled columns, and queries that are '
-        "folded into the landmarks' keys, count to the attention.",
-        "",
-    ]
-    for entry in results["lengths"]:
-        lines += [
-            f"## {entry['length']:,} tokens",
-            "",
-            "| part | forward, ms | backward, ms | share of the step | GFLOP | MiB | of the matrix-product rate |",
-            "|---|---|---|---|---|---|---|",
-        ]
-        for row in entry["parts"]:
-            flop = f"{row['gflop']:.2f}" if row.get("gflop") else ""
-            rate = f"{row['matmul_share']:.0%}" if row.get("gflop") else ""
-            size = f"{row['mib']:.1f}" if "mib" in row else ""
-            lines.append(
-                f"| {row['part']} | {row['forward_ms']:.1f} | {row['backward_ms']:.1f} | {row['share']:.0%} "
-                f"| {flop} | {size} | {rate} |"
-            )
-        lines.append("")
-    environment = results["environment"]
-    lines += [format_origin("benchmark.py", environment, [environment["commit"]]), ""]
-    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -71,6 +71,7 @@ MODEL_TYPES = {
 
 SIZES = ("lra", "base")
 NUM_LABELS = 2
+_WARM_LENGTH = 128
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -256,6 +257,12 @@ def make_step(name: str, setting: Setting, length: int, case: Case) -> Callable[
             torch.cuda.synchronize()
 
     return train
+
+
+def make_warm_step(name: str, setting: Setting, length: int, case: Case) -> Callable[[], None]:
+    """As [`make_step`], after a step on short inputs: what libraries load when they are first used is loaded then."""
+    make_step(name, setting, min(length, _WARM_LENGTH), case)()
+    return make_step(name, setting, length, case)
 
 
 class _HeadedAttention(nn.Module, ABC):

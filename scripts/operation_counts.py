@@ -15,6 +15,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from modeling_sktformer.folded_attention import is_folding_cheaper
+
 
 # Parts that are no matrix products.
 TRANSFORMS = "transforms"
@@ -26,12 +28,13 @@ class SKTformerVariant:
     """
     How an SKTformer computes its equations, where that changes the count.
 
-    `fold_queries`: the queries are never computed, their projection goes into the landmarks' keys; by default where
-    the model itself does so. `fold_stem`: the half of the convolution stem that reads the Fourier convolution is
-    applied to the filters, so that r columns are filtered into d of them at each frequency.
+    `fold_attention`: queries, branches and their norms are never computed over the full width (see
+    `folded_attention.py`); by default where the model itself does so. `fold_stem`: the half of the convolution stem
+    that reads the Fourier convolution is applied to the filters, so that r columns are filtered into d of them at each
+    frequency; no model does so.
     """
 
-    fold_queries: bool | None = None
+    fold_attention: bool | None = None
     fold_stem: bool = False
 
 
@@ -99,19 +102,23 @@ def _count_sktformer(config: Any, batch_size: int, length: int, variant: SKTform
     parts: dict[str, float] = {}
     if config.use_smoother:
         parts |= _count_smoother(config, batch_size, length, variant.fold_stem)
+    num_samples = num_landmarks + num_columns
     parts["landmark keys and values"] = 2 * batch_size * num_landmarks * width**2
-    parts["sampled columns"] = 2 * num_tokens * width * num_heads * num_columns
-    parts["output projection"] = num_tokens * width**2
-    fold_queries = variant.fold_queries
-    if fold_queries is None:
-        fold_queries = 2 * (num_heads - 1) * (num_landmarks + num_columns) < width
-    if fold_queries:
-        # Two products with (H k)-wide and (H s2)-wide matrices for each branch, and the folding itself.
-        parts["attention"] = 2 * num_tokens * width * num_heads * (num_landmarks + num_columns)
-        parts["attention"] += batch_size * width**2 * (num_landmarks + num_columns)
+    fold_attention = variant.fold_attention
+    if fold_attention is None:
+        fold_attention = is_folding_cheaper(width, num_heads, num_landmarks, num_columns, batch_size, length)
+    if fold_attention:
+        # Queries into the keys, features' scores, the projection of each head's values and the heads' norms.
+        once = width**2 * num_samples * (1 + num_heads)
+        parts["folding the projections"] = batch_size * once
+        products = 2 * (num_samples + num_columns)  # to and from the samples, columns of values, features' scores
+        lengths = num_heads * (num_landmarks**2 + num_columns**2)
+        parts["attention"] = num_tokens * num_heads * (width * products + lengths)
     else:
+        parts["sampled columns"] = 2 * num_tokens * width * num_heads * num_columns
         parts["queries"] = num_tokens * width**2
-        parts["attention"] = 2 * num_tokens * width * (num_landmarks + num_columns)
+        parts["attention"] = 2 * num_tokens * width * num_samples
+        parts["output projection"] = num_tokens * width**2
     return parts
 
 

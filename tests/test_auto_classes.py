@@ -51,7 +51,15 @@ AUTO_NAMES = {
     SKTformerForQuestionAnswering: "AutoModelForQuestionAnswering",
     SKTformerForMultipleChoice: "AutoModelForMultipleChoice",
 }
-CODE = {"attention.py", "configuration_sktformer.py", "losses.py", "modeling_sktformer.py", "smoothing.py"}
+CODE = {
+    "attention.py",
+    "chunked_mlp.py",
+    "configuration_sktformer.py",
+    "folded_attention.py",
+    "losses.py",
+    "modeling_sktformer.py",
+    "smoothing.py",
+}
 WORDS = "[PAD] [UNK] [CLS] [SEP] [MASK] the a cat dog sat ran on mat under tree this example is . good bad".split()
 
 all_models = pytest.mark.parametrize("model_class", MODELS, ids=lambda c: c.__name__)

@@ -2,6 +2,7 @@
 
 import json
 import math
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import BertConfig
 
 import benchmark
+import measurement
+import step_profile
 from arguments import UserError, parse_args
 from benchmark import BenchmarkArguments
 from benchmark_models import (
@@ -27,6 +30,7 @@ from benchmark_models import (
     unsupported_reason,
 )
 from measurement import OUT_OF_MEMORY, Probe, StepFailure, median_ratio, probe_step, time_interleaved
+from modeling_sktformer import folded_attention
 from operation_counts import SKTformerVariant, count_matrix_products, count_operations, count_step
 
 
@@ -116,8 +120,10 @@ def test_models_have_the_same_sizes_and_dropouts(name):
         assert config.num_landmarks < config.segment_means_seq_len == 64
 
 
+@pytest.mark.parametrize("folding_overhead", [0, 1 << 40], ids=["folded", "direct"])
 @pytest.mark.parametrize("name", ["bert-eager", "fnet", "sktformer", "nystromformer", "reformer"])
-def test_counted_operations_are_those_that_are_run(name):
+def test_counted_operations_are_those_that_are_run(name, folding_overhead, monkeypatch):
+    monkeypatch.setattr(folded_attention, "FOLDING_OVERHEAD", folding_overhead)
     config = build_config(name, TINY, 128, 0.0)
     model = build_model(name, config).eval()
     with FlopCounterMode(display=False) as counter, torch.no_grad():
@@ -137,12 +143,13 @@ def test_operations_of_bert_by_hand():
 
 def test_variants_of_sktformer_are_counted():
     config = build_config("sktformer", TINY, 128, 0.0)
-    plain = count_operations("sktformer", config, 2, 128, SKTformerVariant(fold_queries=False))
-    folded = count_operations("sktformer", config, 2, 128, SKTformerVariant(fold_queries=True, fold_stem=True))
+    plain = count_operations("sktformer", config, 2, 128, SKTformerVariant(fold_attention=False))
+    folded = count_operations("sktformer", config, 2, 128, SKTformerVariant(fold_attention=True, fold_stem=True))
     assert plain["stem"] == 2 * 128 * 128 * 64 * 3 == 2 * folded["stem"]
     assert folded["filter products"] == 4 * 2 * 8 * 64 * 65
-    assert plain["queries"] == 2 * 128 * 64 * 64
+    assert plain["queries"] == plain["output projection"] == 2 * 128 * 64 * 64
     assert "queries" not in folded
+    assert "output projection" not in folded
 
 
 def test_ratios_are_taken_in_each_round():
@@ -158,8 +165,16 @@ def test_slow_steps_take_part_in_fewer_rounds():
     calls = []
     steps = {name: lambda name=name: calls.append(name) for name in "AB"}
     times = time_interleaved(steps, 3, warmup=2, fewer_rounds={"B": 1})
-    assert "".join(calls) == "A" + "AB" + "AB" + "A" + "A"
+    # From its second turn on a step is known to be short, and taken once more before it counts.
+    assert "".join(calls) == "A" + "AAB" + "AABB" + "AA" + "AA"
     assert [len(times[name]) for name in "AB"] == [3, 1]
+
+
+def test_long_steps_are_called_once_in_a_turn(monkeypatch):
+    monkeypatch.setattr(measurement, "SHORT_STEP_S", 0.0)
+    calls: list[str] = []
+    time_interleaved({name: partial(calls.append, name) for name in "AB"}, 2, warmup=1)
+    assert "".join(calls) == "AB" * 3
 
 
 def test_a_busy_machine_is_said():
@@ -341,6 +356,7 @@ def test_results_of_another_script_are_left_alone(quick):
         ["--warmup", "-1"],
         ["--models", "fnet"],
         ["--autocast"],
+        ["--profile", "--compile"],
     ],
 )
 def test_mistakes_are_said_in_one_line(flags):
@@ -349,11 +365,15 @@ def test_mistakes_are_said_in_one_line(flags):
     assert "\n" not in str(error.value)
 
 
-def test_profile_parts_add_up_to_the_step():
-    parts = benchmark.profile_step(TINY, 64, Case("training", 0.1), rounds=1, matmul_rate=1e9)
+@pytest.mark.parametrize("folded", [False, True])
+def test_profile_parts_add_up_to_the_step(folded, monkeypatch):
+    monkeypatch.setattr(folded_attention, "FOLDING_OVERHEAD", 0 if folded else 1 << 40)
+    parts = step_profile.profile_step(TINY, 64, Case("training", 0.1), rounds=1, matmul_rate=1e9)
     names = [row["part"] for row in parts]
     assert names[-3:] == ["between the parts", "forward and backward pass", "optimizer"]
-    assert {"Fourier convolution", "convolution stem", "feed-forward", "projections", "layer norms"} <= set(names)
+    assert {"Fourier convolution", "convolution stem", "feed-forward", "layer norms"} <= set(names)
+    assert ("attention with its projections" in names) == folded
+    assert ("projections" in names) != folded
     for key in ("forward_ms", "backward_ms", "gflop"):
         assert sum(row[key] for row in parts[:-2]) == pytest.approx(parts[-2][key])
     config = build_config("sktformer", TINY, 64, 0.0)
@@ -367,6 +387,6 @@ def test_profile_parts_add_up_to_the_step():
         "environment": {"python": "3", "torch": "2", "transformers": "5", "device": "x", "threads": 1, "commit": "c"},
         "lengths": [{"length": 64, "parts": parts}],
     }
-    text = benchmark.format_profile(results)
+    text = step_profile.format_profile(results, "LRA model")
     assert "## 64 tokens" in text
     assert text.count("\n| ") == len(parts) + 1

@@ -10,6 +10,9 @@ from modeling_sktformer import (
     SKTformerForQuestionAnswering,
     SKTformerForTokenClassification,
     SKTformerModel,
+    attention,
+    chunked_mlp,
+    smoothing,
 )
 from modeling_sktformer.smoothing import fourier_convolution
 from reference import (
@@ -31,9 +34,8 @@ VARIANTS: dict[str, dict] = {
     "batch_norm": {},
     "layer_norm": {"smoother_norm": "layer_norm"},
     "odd_length": {"max_position_embeddings": 15},
-    "folded_queries": {"num_landmark_tokens": 2, "num_landmark_features": 2},
-    "folded_queries_token_attention": {"num_landmark_tokens": 4, "use_feature_attention": False},
-    "folded_queries_feature_attention": {"num_landmark_features": 3, "use_token_attention": False},
+    "few_landmarks": {"num_landmark_tokens": 2, "num_landmark_features": 2},
+    "more_landmarks_than_columns": {"num_landmark_tokens": 9, "num_attention_heads": 3},
     "full_sample": {"num_landmark_tokens": 16, "num_landmark_features": 6},
     "wide_kernel": {"conv_kernel_size": 5},
     "pointwise_kernel": {"conv_kernel_size": 1},
@@ -80,6 +82,15 @@ def naive_loss_and_outputs(model, batch, training):
     if isinstance(model, SKTformerForMultipleChoice):
         logits = [torch.cat(pair) for pair in zip(logits[::2], logits[1::2], strict=True)]
     return naive_cross_entropy(logits, labels["labels"].tolist()), logits
+
+
+@pytest.fixture(params=[False, True], ids=["direct", "fast"], autouse=True)
+def fast_paths(request, monkeypatch) -> None:
+    """Every test with all fast paths and with none of them, whatever the sizes make worth it."""
+    monkeypatch.setattr(attention, "is_folding_cheaper", lambda *sizes: request.param)
+    monkeypatch.setattr(smoothing, "MAX_NARROW_SIZE", 1000 if request.param else 0)
+    monkeypatch.setattr(chunked_mlp, "MIN_CHUNKS", 1 if request.param else 10**9)
+    monkeypatch.setattr(chunked_mlp, "CHUNK_VALUES", 100)
 
 
 @pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])

@@ -11,6 +11,7 @@ import yaml
 import compare_pretraining
 import measure_fine_tuning
 import measure_scaling
+import measurement
 from arguments import UserError
 from measurement import median_ratio, peak_memory, time_interleaved
 from run_matrix import Run, execute_runs, read_runs
@@ -121,10 +122,12 @@ def test_memory_is_what_a_step_adds():
         peak_memory(fail_to_make)
 
 
-def test_times_are_taken_in_turn():
+@pytest.mark.parametrize(("short_step", "turn"), [(0.0, ["a", "b"]), (1000.0, ["a", "a", "b", "b"])])
+def test_times_are_taken_in_turn_and_short_steps_twice(monkeypatch, short_step, turn):
+    monkeypatch.setattr(measurement, "SHORT_STEP_S", short_step)
     order: list[str] = []
     times = time_interleaved({name: partial(order.append, name) for name in "ab"}, rounds=3, warmup=1)
-    assert order == ["a", "b"] * 4
+    assert order == ["a", "b"] + turn * 3  # no time is known yet in the first round
     assert [len(rounds) for rounds in times.values()] == [3, 3]
     fast, slow = [{"wall": 1.0, "cpu": 1.0}] * 3, [{"wall": w, "cpu": 3.0} for w in (2.0, 9.0, 2.5)]
     assert median_ratio(slow, fast) == 2.5
