@@ -15,11 +15,13 @@ import torch
 from torch import nn
 
 from .folded_attention import (
-    fold_queries,
-    folded_feature_probabilities,
+    FoldedInputs,
+    FoldedOptions,
+    folded_attention,
+    gather_tokens,
     is_folding_cheaper,
     is_plain,
-    project_normalized_combinations,
+    softmax_over_landmarks,
 )
 
 
@@ -134,29 +136,6 @@ def token_attention(
     return probabilities @ landmark_values, probabilities
 
 
-def softmax_over_landmarks(scores: torch.Tensor, landmark_mask: torch.Tensor | None, dim: int) -> torch.Tensor:
-    """
-    Softmax over the landmarks, zero where a sequence has none.
-
-    Args:
-        scores (`torch.Tensor` of four dimensions, the batch first): Scores of the landmarks.
-        landmark_mask (`torch.BoolTensor` of shape `(batch_size, num_landmarks)`, *optional*):
-            False where a sequence has no landmark.
-        dim (`int`): The axis of the landmarks, 1 to 3.
-
-    Returns:
-        `torch.Tensor` of the shape of `scores`.
-    """
-    if landmark_mask is None:
-        return scores.softmax(dim=dim)
-    shape = [landmark_mask.shape[0], 1, 1, 1]
-    shape[dim] = landmark_mask.shape[1]
-    landmark_mask = landmark_mask.view(shape)
-    scores = scores.masked_fill(~landmark_mask, torch.finfo(scores.dtype).min)
-    # A sequence without any token would spread its weight evenly over masked landmarks.
-    return scores.softmax(dim=dim) * landmark_mask
-
-
 def feature_attention(
     query: torch.Tensor,
     key_columns: torch.Tensor,
@@ -252,23 +231,24 @@ class SkeletonAttention(nn.Module):
         """
         landmarks = landmark_mask = None
         if self.use_token_attention:
-            positions, landmark_mask = select_landmarks(
+            landmarks, landmark_mask = select_landmarks(
                 self.landmark_order, self.num_landmark_tokens, hidden_states.shape[1], token_mask
             )
-            landmarks = _gather_tokens(hidden_states, positions)  # (B, k, d)
         attend = self._attend_folded if self.is_folded(hidden_states) else self._attend
         return attend(hidden_states, token_mask, landmarks, landmark_mask)
 
     def is_folded(self, hidden_states: torch.Tensor) -> bool:
         """Whether the output is computed without anything of the full width between it and the input."""
         # Layer norms that are not computed as such need the digits of float32. Devices other than CPUs have fused
-        # kernels for them and slow ones for QR, and a compiler fuses them itself.
+        # kernels for them and slow ones for QR, and a compiler fuses them itself. Function transforms (`torch.func`)
+        # want rules for every operation.
         if (
             hidden_states.device.type != "cpu"
             or hidden_states.dtype not in (torch.float32, torch.float64)
             or torch.is_autocast_enabled("cpu")
             or torch.compiler.is_compiling()
             or torch.jit.is_tracing()
+            or torch._C._are_functorch_transforms_active()
         ):
             return False
         projections = (self.query, self.key, self.value, self.output)
@@ -293,12 +273,13 @@ class SkeletonAttention(nn.Module):
         landmarks: torch.Tensor | None,
         landmark_mask: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The output and the token branch's matrix, from the `landmarks` `(B, k, d)` if that branch is on."""
+        """The output and the token branch's matrix, from the positions of the landmarks if that branch is on."""
         query = self._split_heads(self.query(hidden_states))
         probabilities, contexts = None, []
         if landmarks is not None:
             # Only the sampled rows of keys and values are ever read, so only they are computed.
-            keys, values = self._split_heads(self.key(landmarks)), self._split_heads(self.value(landmarks))
+            states = gather_tokens(hidden_states, landmarks)  # (B, k, d)
+            keys, values = self._split_heads(self.key(states)), self._split_heads(self.value(states))
             tokens, probabilities = token_attention(query, keys, values, landmark_mask, self.dropout)
             contexts.append(self.token_norm(self._merge_heads(tokens)))
         if self.use_feature_attention:
@@ -319,38 +300,43 @@ class SkeletonAttention(nn.Module):
         landmark_mask: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """As [`_attend`], without queries and branches, see `folded_attention.py`."""
-        query_weight = self.query.weight.unflatten(0, (self.num_heads, self.head_dim))
-        query_bias = self.query.bias.unflatten(0, (self.num_heads, self.head_dim))
-        # Everything that reads the tokens is one product: a second one would read them and write their gradient again.
-        weights, biases = [], []
-        if landmarks is not None:
-            keys = self.key(landmarks).unflatten(-1, (self.num_heads, self.head_dim))
-            weight, bias = fold_queries(keys, query_weight, query_bias)
-            weights.append(weight)
-            biases.append(bias)
-        if self.use_feature_attention:
-            rows = self._landmark_rows()
-            for projection in (self.key, self.value):
-                weights.append(projection.weight[rows].expand(hidden_states.shape[0], -1, -1))
-                biases.append(projection.bias[rows].expand(hidden_states.shape[0], -1))
-        bias = torch.cat(biases, dim=1).unsqueeze(1)
-        products = torch.baddbmm(bias, hidden_states, torch.cat(weights, dim=1).mT)
-        parts = products.split([weight.shape[1] for weight in weights], dim=-1)
-
-        probabilities, combinations = None, []
-        if landmarks is not None:
-            scores = parts[0].mT.unflatten(1, (self.num_heads, -1))  # (B, H, k, S)
-            probabilities = self.dropout(softmax_over_landmarks(scores, landmark_mask, dim=2))
-            values = self._split_heads(self.value(landmarks))
-            combinations.append((probabilities.flatten(1, 2), values, self.token_norm))
-            probabilities = probabilities.mT
-        if self.use_feature_attention:
-            key_columns, value_columns = parts[-2:]
-            feature_probabilities = self.dropout(
-                folded_feature_probabilities(hidden_states, query_weight, query_bias, key_columns, token_mask)
-            )
-            combinations.append((value_columns.mT.contiguous(), feature_probabilities, self.feature_norm))
-        return project_normalized_combinations(combinations, self.output), probabilities
+        batch_size, length, _ = hidden_states.shape
+        norms = (
+            self.token_norm if self.use_token_attention else None,
+            self.feature_norm if self.use_feature_attention else None,
+        )
+        gains_and_shifts: list[torch.Tensor | None] = []
+        for norm in norms:
+            gains_and_shifts += [None, None] if norm is None else [norm.weight, norm.bias]
+        token_dropout = feature_dropout = None
+        if not is_plain(self.dropout, nn.Dropout) or (self.dropout.training and self.dropout.p > 0):
+            if landmarks is not None:
+                shape = (batch_size, self.num_heads, landmarks.shape[-1], length)
+                token_dropout = self.dropout(hidden_states.new_ones(shape))
+            if self.use_feature_attention:
+                shape = (batch_size, self.num_heads, self.num_landmark_features, self.head_dim)
+                feature_dropout = self.dropout(hidden_states.new_ones(shape))
+        inputs = FoldedInputs(
+            hidden_states,
+            self.query.weight,
+            self.query.bias,
+            self.key.weight,
+            self.key.bias,
+            self.value.weight,
+            self.value.bias,
+            self.output.weight,
+            self.output.bias,
+            *gains_and_shifts,
+            landmarks,
+            landmark_mask,
+            token_mask,
+            self._landmark_rows() if self.use_feature_attention else None,
+            token_dropout,
+            feature_dropout,
+        )
+        epsilons = [0.0 if norm is None else norm.eps for norm in norms]
+        output, probabilities = folded_attention(inputs, FoldedOptions(self.num_heads, *epsilons))
+        return output, None if probabilities is None else probabilities.mT
 
     def _register_permutation(self, name: str, size: int, seed: int) -> None:
         # Drawn on the CPU and copied to wherever the model is being built, the meta device included.
@@ -387,9 +373,3 @@ class SkeletonAttention(nn.Module):
 
     def _merge_heads(self, states: torch.Tensor) -> torch.Tensor:
         return states.transpose(1, 2).flatten(2)  # (B, S, d)
-
-
-def _gather_tokens(hidden_states: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    if positions.dim() == 1:
-        return hidden_states[:, positions]
-    return hidden_states.gather(1, positions[..., None].expand(-1, -1, hidden_states.shape[-1]))

@@ -1,21 +1,31 @@
 r"""
-Skeleton attention from few numbers for each token, exact and without its wide matrices.
+Skeleton attention on linear combinations: the same function in fewer operations, for few landmarks.
 
-Both branches are linear in something small: a token's attended values are p^T C, with the weights p that the token
-gives to the landmarks and the landmarks' values C. Whatever is linear behind them can be multiplied into C once for a
-sequence, and whatever stands before them into the landmarks. So neither queries nor branches nor their layer norms are
-ever computed over the full width: only the weights of the token branch and the sampled columns of keys and values,
-H (k + 2 s2) numbers for each token, lie between the input and the output (Section 3.1, Algorithm 1).
+Both branches are linear in a few coefficients of each token: the weights p that it gives to the H k landmarks of all
+heads, and its H s2 sampled values. A projection or a sum over the columns can therefore be taken into the vectors that
+these coefficients combine, once for a sequence, and whatever stands before them into the landmarks. So neither queries
+nor branches nor their layer norms are ever computed over the full width: only the weights of the token branch and the
+sampled columns of keys and values, H (k + 2 s2) numbers for each token, lie between the input and the output
+(Section 3.1, Algorithm 1).
 
-The small matrices are held with the tokens last, `(B, m, S)`, so that a softmax or a sum over their few rows runs
-along memory.
+**Queries.** Q K_I^T = X (W_q^T K_I^T) + b_q K_I^T for the landmarks' keys K_I, and Q^T K_J = W_q (X^T K_J) + b_q (1^T K_J)
+for the sampled columns K_J.
+
+**Norms and output.** With p^T C the combination of a token, C centred over its columns, its layer norm is
+(p^T C) gamma / sigma + beta with sigma^2 = |C^T p|^2 / d + eps. So the projected norm is (p / sigma)^T (C gamma W_o^T),
+where the second bracket is one small matrix for a sequence, and with C^T = Q R the length |C^T p| is that of R p, which
+has m entries instead of d. (A Gram matrix in R's place would lose half of the digits where a combination nearly
+cancels.)
+
+The matrices of coefficients are held with the tokens last, `(B, m, S)`, so that a softmax or a sum over their few rows
+runs along memory.
 
 Letters in shapes: B batch, S tokens, d hidden size, H heads, h width of a head, k landmark tokens of a sequence, s2
-landmark features of a head, m coefficients of a token: H k or H s2.
+landmark features of a head, m coefficients of a token: H k or H s2, M all that is read from a token: H k + 2 H s2.
 """
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -65,158 +75,459 @@ def is_folding_cheaper(
     return batch_size * (direct - folded) > FOLDING_OVERHEAD
 
 
-def fold_queries(
-    landmark_keys: torch.Tensor, query_weight: torch.Tensor, query_bias: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    r"""
-    Take the projection of the queries into the landmarks' keys: Q K_I^T = X (W_q^T K_I^T) + b_q K_I^T.
+class FoldedInputs(NamedTuple):
+    """
+    What folded attention is computed from; a branch that is off has `None` in its fields.
+
+    `hidden_states`: `(batch_size, sequence_length, hidden_size)`. `query_weight` ... `output_bias`: the projections'.
+    `token_gain`, `token_shift`, `feature_gain`, `feature_shift`: weights and biases of the branches' layer norms.
+    `landmarks`: positions of the landmark tokens, `(num_landmarks,)` or `(batch_size, num_landmarks)`.
+    `landmark_mask`: False where a sequence has no landmark, `(batch_size, num_landmarks)`, or `None`.
+    `token_mask`: True at real tokens, `(batch_size, sequence_length)`, or `None`.
+    `feature_rows`: the rows of the key and value projections that give the sampled columns, head after head.
+    `token_dropout`, `feature_dropout`: factors of the attention matrices, `(batch_size, num_heads, num_landmarks,
+    sequence_length)` and `(batch_size, num_heads, s2, head_dim)`, or `None`.
+    """
+
+    hidden_states: torch.Tensor
+    query_weight: torch.Tensor
+    query_bias: torch.Tensor
+    key_weight: torch.Tensor
+    key_bias: torch.Tensor
+    value_weight: torch.Tensor
+    value_bias: torch.Tensor
+    output_weight: torch.Tensor
+    output_bias: torch.Tensor
+    token_gain: torch.Tensor | None
+    token_shift: torch.Tensor | None
+    feature_gain: torch.Tensor | None
+    feature_shift: torch.Tensor | None
+    landmarks: torch.Tensor | None
+    landmark_mask: torch.Tensor | None
+    token_mask: torch.Tensor | None
+    feature_rows: torch.Tensor | None
+    token_dropout: torch.Tensor | None
+    feature_dropout: torch.Tensor | None
+
+
+_NUM_INPUTS = len(FoldedInputs._fields)
+_NUM_DIFFERENTIABLE = FoldedInputs._fields.index("landmarks")
+
+
+class FoldedOptions(NamedTuple):
+    """Number of heads, and what the layer norms of the token and of the feature branch add to the variance."""
+
+    num_heads: int
+    token_eps: float
+    feature_eps: float
+
+
+_NO_PARTS = (None, None, None)
+
+
+class _Kept(NamedTuple):
+    """
+    What the forward pass leaves for the backward pass; a branch that is off has `None` in its fields.
+
+    `products`: what is read from each token, `(B, M, S)`: weights of the landmarks, sampled values, sampled keys.
+    `maps`: how it is read, `(B, M, d + 1)`, biases last. `output_maps`: C gamma W_o^T of both branches, `(B, ., d)`.
+    `landmark_states`: `(B, k, d)`. `keys`: K_I / sqrt(h), `(H, B k, h)`. `undropped_weights`: weights of the landmarks
+    before dropout, `(B, H, k, S)`, or `None` without. `key_sums`: K_J^T X and, last, K_J^T 1, over the root of n,
+    `(H, B s2, d + 1)`. `feature_weights`: weights of the landmark features before dropout, `(B, H, s2, h)`.
+    `..._vectors`: C of a branch, centred, `(B, m, d)`. `..._directions`, `..._root`: Q and R of C^T = Q R.
+    """
+
+    products: torch.Tensor
+    maps: torch.Tensor
+    output_maps: torch.Tensor
+    landmark_states: torch.Tensor | None
+    keys: torch.Tensor | None
+    undropped_weights: torch.Tensor | None
+    key_sums: torch.Tensor | None
+    feature_weights: torch.Tensor | None
+    token_vectors: torch.Tensor | None
+    token_directions: torch.Tensor | None
+    token_root: torch.Tensor | None
+    feature_vectors: torch.Tensor | None
+    feature_directions: torch.Tensor | None
+    feature_root: torch.Tensor | None
+
+
+def folded_attention(inputs: FoldedInputs, options: FoldedOptions) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """
+    Compute skeleton attention with its projections and norms.
 
     Args:
-        landmark_keys (`torch.Tensor` of shape `(batch_size, num_landmarks, num_heads, head_dim)`):
-            Keys K_I of the landmark tokens.
-        query_weight (`torch.Tensor` of shape `(num_heads, head_dim, hidden_size)`),
-        query_bias (`torch.Tensor` of shape `(num_heads, head_dim)`):
-            The projection of the queries.
+        inputs ([`FoldedInputs`]): Hidden states, parameters, samples and masks.
+        options ([`FoldedOptions`]): Numbers.
 
     Returns:
-        `tuple`: weight `(batch_size, num_heads * num_landmarks, hidden_size)` and bias
-        `(batch_size, num_heads * num_landmarks)` of a linear map from tokens to their scaled scores.
+        `tuple`: the output of the shape of the hidden states, and the token branch's attention matrix
+        `(batch_size, num_heads, num_landmarks, sequence_length)`, `None` if that branch is off.
     """
-    landmark_keys = landmark_keys * landmark_keys.shape[-1] ** -0.5
-    # Sums over what all sequences share run head by head, without a copy of it for each sequence.
-    weight = torch.einsum("bkhe,hed->bhkd", landmark_keys, query_weight)
-    bias = torch.einsum("bkhe,he->bhk", landmark_keys, query_bias)
-    return weight.flatten(1, 2), bias.flatten(1)
+    return _FoldedAttention.apply(options, *inputs)
 
 
-def folded_feature_probabilities(
-    hidden_states: torch.Tensor,
-    query_weight: torch.Tensor,
-    query_bias: torch.Tensor,
-    key_columns: torch.Tensor,
-    token_mask: torch.Tensor | None,
-) -> torch.Tensor:
-    r"""
-    The feature branch's softmax(Q^T K_J / sqrt(n)) from Q^T K_J = W_q (X^T K_J) + b_q (1^T K_J), transposed.
-
-    Args:
-        hidden_states (`torch.Tensor` of shape `(batch_size, sequence_length, hidden_size)`):
-            What the queries would be read from.
-        query_weight, query_bias: As in [`fold_queries`].
-        key_columns (`torch.Tensor` of shape `(batch_size, sequence_length, num_heads * s2)`):
-            The sampled columns of keys, head after head.
-        token_mask (`torch.BoolTensor` of shape `(batch_size, sequence_length)`, *optional*):
-            True at real tokens. By default every token is real.
-
-    Returns:
-        `torch.Tensor` of shape `(batch_size, num_heads, s2, head_dim)`.
-    """
-    num_heads = query_weight.shape[0]
-    # A copy, which also lets go of what the columns were cut from.
-    if token_mask is None:
-        key_columns = key_columns * hidden_states.shape[1] ** -0.5
-    else:
-        num_tokens = token_mask.sum(dim=-1, keepdim=True).clamp(min=1)
-        scale = token_mask * num_tokens.to(key_columns.dtype).rsqrt()  # (B, S)
-        key_columns = key_columns * scale.unsqueeze(-1)
-    products = (key_columns.mT @ hidden_states).unflatten(1, (num_heads, -1))  # (B, H, s2, d)
-    sums = key_columns.sum(dim=1).unflatten(-1, (num_heads, -1, 1))  # (B, H, s2, 1)
-    scores = torch.einsum("bhsd,hed->bhse", products, query_weight) + sums * query_bias.unsqueeze(1)
-    return scores.softmax(dim=2)
-
-
-def project_normalized_combinations(
-    combinations: Sequence[tuple[torch.Tensor, torch.Tensor, nn.LayerNorm]], projection: nn.Linear
-) -> torch.Tensor:
-    r"""
-    Apply layer norms to linear combinations of a few vectors each and project their mean, all at once.
-
-    With p^T C the combination of a token, C centred over its columns, its layer norm is (p^T C) gamma / sigma + beta
-    with sigma^2 = |C^T p|^2 / d + eps. So the projected norm is (p / sigma)^T (C gamma W^T), where the second bracket
-    is one small matrix for a sequence, and with C^T = Q R the length |C^T p| is that of R p, which has m entries
-    instead of d. (A Gram matrix in R's place would lose half of the digits where a combination nearly cancels.)
-
-    Args:
-        combinations (sequence of `tuple`): For each norm the coefficients p `(batch_size, m, sequence_length)`, the
-            vectors C `(batch_size, num_heads, m / num_heads, head_dim)` that a head's coefficients combine into the
-            head's columns, and the norm.
-        projection (`nn.Linear`): The projection W from the norms' width d.
-
-    Returns:
-        `torch.Tensor` of shape `(batch_size, sequence_length, d)`.
-    """
-    share = 1 / len(combinations)
-    shift = sum((norm.bias for _, _, norm in combinations), torch.zeros_like(projection.bias)) * share
-    bias = nn.functional.linear(shift, projection.weight, projection.bias)
-    coefficients = combinations[0][0]
-    output = bias.expand(coefficients.shape[0], coefficients.shape[-1], -1)
-    for coefficients, blocks, norm in combinations:
-        vectors = _block_diagonal(blocks)  # (B, m, d)
-        vectors = vectors - vectors.mean(dim=-1, keepdim=True)
-        weight = (vectors * (norm.weight * share)) @ projection.weight.mT
-        with torch.no_grad():
-            directions, root = torch.linalg.qr(vectors.mT)
-        output = _NormalizedProduct.apply(output, coefficients, vectors, weight, directions, root, norm.eps)
-    return output
-
-
-def _block_diagonal(blocks: torch.Tensor) -> torch.Tensor:
-    """The matrices of `(B, H, m, h)` as one block diagonal matrix for each sequence: `(B, H m, H h)`."""
-    num_heads = blocks.shape[1]
-    diagonal = torch.eye(num_heads, dtype=blocks.dtype, device=blocks.device)[:, None, :, None]  # (H, 1, H, 1)
-    return (blocks.unsqueeze(3) * diagonal).flatten(3).flatten(1, 2)
-
-
-def _inverse_deviation(images: torch.Tensor, width: int, eps: float) -> torch.Tensor:
-    """1 / sigma from vectors `(B, ., S)` whose squares sum to those of the combinations; `(B, 1, S)`."""
-    return (images.square().sum(dim=1, keepdim=True) / width + eps).rsqrt()
-
-
-class _NormalizedProduct(torch.autograd.Function):
-    """
-    addend + (p / sigma)^T W with sigma^2 = |C^T p|^2 / d + eps and C^T = Q R.
-
-    Its gradients are written by hand because Q and R have none where C's rows depend on one another, while those of
-    |C^T p| always exist: with y = R p, they are R^T y and p y^T Q^T.
-    """
-
-    generate_vmap_rule = True
+class _FoldedAttention(torch.autograd.Function):
+    """Folded attention with gradients written by hand: few operations, each large tensor is read once or twice."""
 
     @staticmethod
-    def forward(
-        addend: torch.Tensor,
-        coefficients: torch.Tensor,
-        vectors: torch.Tensor,
-        weight: torch.Tensor,
-        directions: torch.Tensor,
-        root: torch.Tensor,
-        eps: float,
-    ) -> torch.Tensor:
-        inverse = _inverse_deviation(root @ coefficients, vectors.shape[-1], eps)
-        return torch.baddbmm(addend, (coefficients * inverse).mT, weight)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple, output: torch.Tensor) -> None:
-        *tensors, ctx.eps = inputs
-        ctx.save_for_backward(*tensors[1:])
+    def forward(ctx: Any, options: FoldedOptions, *tensors: Any) -> Any:
+        outputs, kept = _compute(FoldedInputs(*tensors), options, with_root=True)
+        ctx.options = options
+        ctx.save_for_backward(*tensors, *kept)
+        ctx.set_materialize_grads(False)
+        return outputs
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        (gradient,) = gradients
-        coefficients, vectors, weight, directions, root = ctx.saved_tensors
-        width = vectors.shape[-1]
-        if torch.is_grad_enabled():
-            # Gradients of these gradients are wanted, which must not take Q and R for constants: d entries will do.
-            root = vectors.mT
-        images = root @ coefficients  # y, (B, m', S)
-        inverse = _inverse_deviation(images, width, ctx.eps)
-        weight_gradient = (coefficients * inverse) @ gradient
-        normalized_gradient = weight @ gradient.mT  # (B, m, S)
+        tensors = ctx.saved_tensors
+        inputs, kept = FoldedInputs(*tensors[:_NUM_INPUTS]), _Kept(*tensors[_NUM_INPUTS:])
+        output_gradient, weight_gradient = gradients
+        if output_gradient is None:
+            output_gradient = torch.zeros_like(inputs.hidden_states)
+        # If gradients of these gradients are wanted, they must not take Q and R for constants.
+        differentiate = _trace_gradients if torch.is_grad_enabled() else _compute_gradients
+        found = differentiate(inputs, ctx.options, kept, output_gradient, weight_gradient)
+        return None, *(found.get(name) for name in FoldedInputs._fields)
+
+
+def _compute(inputs: FoldedInputs, options: FoldedOptions, with_root: bool) -> tuple[tuple, _Kept]:
+    """
+    The forward pass: the outputs of [`folded_attention`], and what the backward pass needs.
+
+    With Q and R, which have no gradients where the vectors of C depend on one another, or with operations that have.
+    """
+    states, num_heads = inputs.hidden_states, options.num_heads
+    batch_size = len(states)
+    query_map = _query_map(inputs, num_heads)
+    weight, bias = _key_value_map(inputs)
+
+    maps = []
+    landmark_states = keys = values = None
+    if inputs.landmarks is not None:
+        landmark_states = gather_tokens(states, inputs.landmarks)
+        projected = nn.functional.linear(landmark_states, weight, bias).unflatten(-1, (2, num_heads, -1))
+        keys, values = projected.unbind(2)  # (B, k, H, h)
+        keys = (keys * keys.shape[-1] ** -0.5).permute(2, 0, 1, 3).flatten(1, 2)
+        maps.append(_batch_first(keys @ query_map, batch_size))
+    if inputs.feature_rows is not None:
+        rows = _key_value_rows(inputs.feature_rows, len(inputs.value_weight))
+        maps.append(torch.cat([weight[rows], bias[rows, None]], dim=1).expand(batch_size, -1, -1))
+    all_maps = torch.cat(maps, dim=1)
+    # Everything that reads the tokens is one product: a second one would read them and write their gradient again.
+    products = torch.baddbmm(all_maps[..., -1:], all_maps[..., :-1], states.mT)
+
+    token, feature = _coefficient_ranges(inputs, options)
+    token_weights = undropped_weights = key_sums = feature_weights = None
+    parts: dict[str, tuple] = {}
+    if values is not None:
+        scores = products[:, token].unflatten(1, (num_heads, -1))
+        token_weights = softmax_over_landmarks(scores, inputs.landmark_mask, dim=2)
+        if inputs.token_dropout is not None:
+            undropped_weights, token_weights = token_weights, token_weights * inputs.token_dropout
+        products[:, token] = token_weights.flatten(1, 2)
+        parts["token"] = _decompose(values.transpose(1, 2), with_root)
+    if inputs.feature_rows is not None:
+        columns = products[:, feature.stop :]
+        if inputs.token_mask is not None:
+            columns *= inputs.token_mask.unsqueeze(1)
+        sums = torch.cat([columns @ states, columns.sum(dim=-1, keepdim=True)], dim=-1)
+        key_sums = _heads_first(sums * _feature_scale(inputs), num_heads)
+        scores = (key_sums @ query_map.mT).unflatten(1, (batch_size, -1)).transpose(0, 1)
+        feature_weights = scores.softmax(dim=2)
+        dropped = feature_weights if inputs.feature_dropout is None else feature_weights * inputs.feature_dropout
+        parts["feature"] = _decompose(dropped, with_root)
+
+    branches = _branches(inputs, options, parts)
+    output_maps = _scaled_vectors(branches) @ inputs.output_weight.mT
+    normalized = []
+    for branch in branches:
+        coefficients = products[:, branch.range]
+        normalized.append(coefficients * branch.inverse_deviation(branch.root @ coefficients))
+    bias = nn.functional.linear(_mean_shift(branches), inputs.output_weight, inputs.output_bias)
+    output = torch.baddbmm(bias, torch.cat(normalized, dim=1).mT, output_maps)
+    kept = _Kept(
+        products,
+        all_maps,
+        output_maps,
+        landmark_states,
+        keys,
+        undropped_weights,
+        key_sums,
+        feature_weights,
+        *parts.get("token", _NO_PARTS),
+        *parts.get("feature", _NO_PARTS),
+    )
+    return (output, token_weights), kept
+
+
+def _compute_gradients(
+    inputs: FoldedInputs,
+    options: FoldedOptions,
+    kept: _Kept,
+    output_gradient: torch.Tensor,
+    weight_gradient: torch.Tensor | None,
+) -> dict[str, torch.Tensor]:
+    """The gradients by the names of the inputs, from those of the output and of the landmarks' weights."""
+    states, products, num_heads = inputs.hidden_states, kept.products, options.num_heads
+    batch_size, _, hidden_size = states.shape
+    query_map = _query_map(inputs, num_heads)
+    branches = _branches(
+        inputs,
+        options,
+        {
+            "token": (kept.token_vectors, kept.token_directions, kept.token_root),
+            "feature": (kept.feature_vectors, kept.feature_directions, kept.feature_root),
+        },
+    )
+    found = {}
+
+    # Output and norms: gradients of the coefficients and of the blocks of C, branch by branch.
+    bias_gradient = output_gradient.sum(dim=(0, 1))
+    shift_gradient = bias_gradient @ inputs.output_weight / len(branches)
+    normalized_gradients = kept.output_maps @ output_gradient.mT  # (B, ., S)
+    normalized, image_products = [], []
+    coefficient_gradients = {}
+    for branch in branches:
+        coefficients, gradient = products[:, branch.range], normalized_gradients[:, branch.range]
+        images = branch.root @ coefficients  # R p, as long as C^T p
+        inverse = branch.inverse_deviation(images)
+        normalized.append(coefficients * inverse)
         # How the loss changes with |C^T p|^2 / 2.
-        slopes = (normalized_gradient * coefficients).sum(dim=1, keepdim=True) * inverse.pow(3) / -width
+        slopes = (gradient * coefficients).sum(dim=1, keepdim=True) * inverse.pow(3) / -hidden_size
         images = images * slopes
-        coefficient_gradient = torch.baddbmm(normalized_gradient * inverse, root.mT, images)
-        vector_gradient = coefficients @ images.mT
-        if not torch.is_grad_enabled():
-            vector_gradient = vector_gradient @ directions.mT
-        return gradient, coefficient_gradient, vector_gradient, weight_gradient, None, None, None
+        coefficient_gradients[branch.name] = torch.baddbmm(gradient * inverse, branch.root.mT, images)
+        image_products.append((coefficients @ images.mT) @ branch.directions.mT)
+    map_gradient = torch.cat(normalized, dim=1) @ output_gradient
+    scaled_gradient = map_gradient @ inputs.output_weight / len(branches)
+    block_gradients = {}
+    for branch, image_product in zip(branches, image_products, strict=True):
+        gradient = scaled_gradient[:, branch.range]
+        found[f"{branch.name}_gain"] = (gradient * branch.vectors).sum(dim=(0, 1))
+        found[f"{branch.name}_shift"] = shift_gradient
+        gradient = torch.addcmul(image_product, gradient, branch.gain)
+        block_gradients[branch.name] = _diagonal_blocks(gradient - gradient.mean(dim=-1, keepdim=True), num_heads)
+    found["output_bias"] = bias_gradient
+    found["output_weight"] = torch.addr(
+        map_gradient.flatten(0, 1).mT @ _scaled_vectors(branches).flatten(0, 1), bias_gradient, _mean_shift(branches)
+    )
+
+    # Softmaxes, and what is read from the tokens.
+    token, feature = _coefficient_ranges(inputs, options)
+    product_gradients = []
+    query_map_gradient = torch.zeros_like(query_map)
+    if inputs.landmarks is not None:
+        gradient = coefficient_gradients["token"].unflatten(1, (num_heads, -1))
+        if weight_gradient is not None:
+            gradient = gradient + weight_gradient
+        dropped = products[:, token].unflatten(1, (num_heads, -1))
+        weights = dropped if kept.undropped_weights is None else kept.undropped_weights
+        gradient = gradient * dropped
+        product_gradients.append((gradient - weights * gradient.sum(dim=2, keepdim=True)).flatten(1, 2))
+    if inputs.feature_rows is not None:
+        gradient, weights = block_gradients["feature"], kept.feature_weights
+        if inputs.feature_dropout is not None:
+            gradient = gradient * inputs.feature_dropout
+        gradient = weights * (gradient - (gradient * weights).sum(dim=2, keepdim=True))
+        gradient = gradient.transpose(0, 1).flatten(1, 2)  # (H, B s2, h)
+        query_map_gradient = gradient.mT @ kept.key_sums
+        sums_gradient = _batch_first(gradient @ query_map, batch_size) * _feature_scale(inputs)
+        column_gradient = torch.baddbmm(sums_gradient[..., -1:], sums_gradient[..., :-1], states.mT)
+        if inputs.token_mask is not None:
+            column_gradient *= inputs.token_mask.unsqueeze(1)
+        product_gradients += [coefficient_gradients["feature"], column_gradient]
+    product_gradient = torch.cat(product_gradients, dim=1)
+    states_gradient = product_gradient.mT @ kept.maps[..., :-1]
+    maps_gradient = torch.cat([product_gradient @ states, product_gradient.sum(dim=-1, keepdim=True)], dim=-1)
+
+    # The maps themselves.
+    key_value_gradient = maps_gradient.new_zeros(2 * hidden_size, hidden_size + 1)
+    if inputs.landmarks is not None:
+        gradient = _heads_first(maps_gradient[:, token], num_heads)
+        query_map_gradient = torch.baddbmm(query_map_gradient, kept.keys.mT, gradient)
+        key_gradient = gradient @ query_map.mT * query_map.shape[1] ** -0.5
+        key_gradient = key_gradient.unflatten(1, (batch_size, -1)).permute(1, 2, 0, 3)  # (B, k, H, h)
+        gradient = torch.stack([key_gradient, block_gradients["token"].transpose(1, 2)], dim=2).flatten(2)
+        rows = gradient.flatten(0, 1)  # (B k, 2 d)
+        landmarks = kept.landmark_states.flatten(0, 1)
+        key_value_gradient = torch.cat([rows.mT @ landmarks, rows.sum(dim=0).unsqueeze(1)], dim=1)
+        _add_to_tokens(states_gradient, inputs.landmarks, gradient @ _key_value_map(inputs)[0])
+    if inputs.feature_rows is not None:
+        states_gradient.baddbmm_(products[:, feature.stop :].mT, sums_gradient[..., :-1])
+        rows = _key_value_rows(inputs.feature_rows, hidden_size)
+        key_value_gradient.index_add_(0, rows, maps_gradient[:, feature.start :].sum(dim=0))
+    found["hidden_states"] = states_gradient
+    found["query_weight"], found["query_bias"] = _split_bias(query_map_gradient.flatten(0, 1))
+    for name, gradient in zip(("key", "value"), key_value_gradient.chunk(2), strict=True):
+        found[f"{name}_weight"], found[f"{name}_bias"] = _split_bias(gradient)
+    return found
+
+
+def _trace_gradients(
+    inputs: FoldedInputs,
+    options: FoldedOptions,
+    kept: _Kept,
+    output_gradient: torch.Tensor,
+    weight_gradient: torch.Tensor | None,
+) -> dict[str, torch.Tensor]:
+    """As [`_compute_gradients`], from the forward pass by PyTorch's own rules, so that they have gradients again."""
+    given = {name: value for name, value in inputs._asdict().items() if value is not None}
+    names = [name for name in FoldedInputs._fields[:_NUM_DIFFERENTIABLE] if name in given]
+
+    def compute(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        outputs, _ = _compute(inputs._replace(**dict(zip(names, tensors, strict=True))), options, with_root=False)
+        return outputs if weight_gradient is not None else outputs[:1]
+
+    _, pull_back = torch.func.vjp(compute, *(given[name] for name in names))
+    cotangents = (output_gradient,) if weight_gradient is None else (output_gradient, weight_gradient)
+    return dict(zip(names, pull_back(cotangents), strict=True))
+
+
+class _Branch(NamedTuple):
+    """
+    One branch of a batch.
+
+    `range`: its coefficients p among the products. `vectors`: C, centred, `(B, m, d)`. `directions`, `root`: Q and R of
+    C^T = Q R, `(B, d, .)` and `(B, ., m)`, or `None` and C^T. `gain`, `shift`, `eps`: of its norm.
+    """
+
+    name: str
+    range: slice
+    vectors: torch.Tensor
+    directions: torch.Tensor
+    root: torch.Tensor
+    gain: torch.Tensor
+    shift: torch.Tensor
+    eps: float
+
+    def inverse_deviation(self, images: torch.Tensor) -> torch.Tensor:
+        """1 / sigma, `(B, 1, S)`, from R p."""
+        return (images.square().sum(dim=1, keepdim=True) / self.vectors.shape[-1] + self.eps).rsqrt()
+
+
+def _branches(inputs: FoldedInputs, options: FoldedOptions, parts: Mapping[str, tuple]) -> list[_Branch]:
+    """The branches that are on, from what [`_decompose`] has returned for them."""
+    token, feature = _coefficient_ranges(inputs, options)
+    branches = []
+    if inputs.token_gain is not None and inputs.token_shift is not None:
+        norm = (inputs.token_gain, inputs.token_shift, options.token_eps)
+        branches.append(_Branch("token", token, *parts["token"], *norm))
+    if inputs.feature_gain is not None and inputs.feature_shift is not None:
+        norm = (inputs.feature_gain, inputs.feature_shift, options.feature_eps)
+        branches.append(_Branch("feature", feature, *parts["feature"], *norm))
+    return branches
+
+
+def _coefficient_ranges(inputs: FoldedInputs, options: FoldedOptions) -> tuple[slice, slice]:
+    """Which of the products are the weights of the landmarks and which the sampled values; keys come last."""
+    num_weights = 0 if inputs.landmarks is None else options.num_heads * inputs.landmarks.shape[-1]
+    num_values = 0 if inputs.feature_rows is None else len(inputs.feature_rows)
+    return slice(num_weights), slice(num_weights, num_weights + num_values)
+
+
+def _decompose(blocks: torch.Tensor, with_root: bool) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
+    """C, Q and R of a branch from the vectors `(B, H, m / H, h)` that each head combines."""
+    vectors = _block_diagonal(blocks)
+    vectors = vectors - vectors.mean(dim=-1, keepdim=True)
+    if not with_root:
+        return vectors, None, vectors.mT
+    return vectors, *torch.linalg.qr(vectors.mT)
+
+
+def _block_diagonal(blocks: torch.Tensor) -> torch.Tensor:
+    """The matrices of `(B, H, n, h)` as one block diagonal matrix for each sequence: `(B, H n, H h)`."""
+    return torch.diag_embed(blocks.permute(0, 2, 3, 1), dim1=1, dim2=3).flatten(3).flatten(1, 2)
+
+
+def _diagonal_blocks(matrices: torch.Tensor, num_heads: int) -> torch.Tensor:
+    """The blocks `(B, H, n, h)` on the diagonal of `(B, H n, H h)`."""
+    blocks = matrices.unflatten(2, (num_heads, -1)).unflatten(1, (num_heads, -1))
+    return blocks.diagonal(dim1=1, dim2=3).permute(0, 3, 1, 2)
+
+
+def _scaled_vectors(branches: Sequence[_Branch]) -> torch.Tensor:
+    """C gamma of all branches, halved if there are two, `(B, ., d)`."""
+    return torch.cat([branch.vectors * (branch.gain / len(branches)) for branch in branches], dim=1)
+
+
+def _mean_shift(branches: Sequence[_Branch]) -> torch.Tensor:
+    """What the norms add to the mean of the branches, `(d,)`."""
+    first, *others = [branch.shift for branch in branches]
+    return sum(others, first) / len(branches)
+
+
+def _query_map(inputs: FoldedInputs, num_heads: int) -> torch.Tensor:
+    """The projection of the queries with its bias last, `(H, h, d + 1)`."""
+    return torch.cat([inputs.query_weight, inputs.query_bias.unsqueeze(1)], dim=1).unflatten(0, (num_heads, -1))
+
+
+def _key_value_map(inputs: FoldedInputs) -> tuple[torch.Tensor, torch.Tensor]:
+    """The projection of keys, then values: weight `(2 d, d)` and bias `(2 d,)`."""
+    weights, biases = (inputs.key_weight, inputs.value_weight), (inputs.key_bias, inputs.value_bias)
+    return torch.cat(weights), torch.cat(biases)
+
+
+def _key_value_rows(feature_rows: torch.Tensor, hidden_size: int) -> torch.Tensor:
+    """The rows of that projection that give the sampled values, then the sampled keys."""
+    return torch.cat([feature_rows + hidden_size, feature_rows])
+
+
+def _feature_scale(inputs: FoldedInputs) -> float | torch.Tensor:
+    """1 / sqrt(n) for n real tokens, a number or `(B, 1, 1)`."""
+    if inputs.token_mask is None:
+        return inputs.hidden_states.shape[1] ** -0.5
+    num_tokens = inputs.token_mask.sum(dim=-1).clamp(min=1)
+    return num_tokens.to(inputs.hidden_states.dtype).rsqrt()[:, None, None]
+
+
+def _heads_first(rows: torch.Tensor, num_heads: int) -> torch.Tensor:
+    """`(B, H n, .)` to `(H, B n, .)`: sums over what all sequences share then run head by head, without copies of it."""
+    return rows.unflatten(1, (num_heads, -1)).transpose(0, 1).flatten(1, 2)
+
+
+def _batch_first(rows: torch.Tensor, batch_size: int) -> torch.Tensor:
+    """`(H, B n, .)` to `(B, H n, .)`."""
+    return rows.unflatten(1, (batch_size, -1)).transpose(0, 1).flatten(1, 2)
+
+
+def _split_bias(gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return gradient[:, :-1], gradient[:, -1]
+
+
+def gather_tokens(hidden_states: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """Some tokens of each sequence: `(B, S, d)` at `(k,)` or `(B, k)` to `(B, k, d)`."""
+    if positions.dim() == 1:
+        return hidden_states[:, positions]
+    return hidden_states.gather(1, positions[..., None].expand(-1, -1, hidden_states.shape[-1]))
+
+
+def _add_to_tokens(hidden_states: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor) -> None:
+    """Add `(B, k, d)` to the tokens that [`gather_tokens`] has read."""
+    if positions.dim() == 1:
+        hidden_states.index_add_(1, positions, rows)
+    else:
+        hidden_states.scatter_add_(1, positions[..., None].expand_as(rows), rows)
+
+
+def softmax_over_landmarks(scores: torch.Tensor, landmark_mask: torch.Tensor | None, dim: int) -> torch.Tensor:
+    """
+    Softmax over the landmarks, zero where a sequence has none.
+
+    Args:
+        scores (`torch.Tensor` of four dimensions, the batch first): Scores of the landmarks.
+        landmark_mask (`torch.BoolTensor` of shape `(batch_size, num_landmarks)`, *optional*):
+            False where a sequence has no landmark.
+        dim (`int`): The axis of the landmarks, 1 to 3.
+
+    Returns:
+        `torch.Tensor` of the shape of `scores`.
+    """
+    if landmark_mask is None:
+        return scores.softmax(dim=dim)
+    shape = [landmark_mask.shape[0], 1, 1, 1]
+    shape[dim] = landmark_mask.shape[1]
+    landmark_mask = landmark_mask.view(shape)
+    scores = scores.masked_fill(~landmark_mask, torch.finfo(scores.dtype).min)
+    # A sequence without any token would spread its weight evenly over masked landmarks.
+    return scores.softmax(dim=dim) * landmark_mask
