@@ -14,15 +14,16 @@ import hashlib
 import torch
 from torch import nn
 
+from .dropout import Dropout
 from .folded_attention import (
     FoldedInputs,
     FoldedOptions,
     folded_attention,
     gather_tokens,
     is_folding_cheaper,
-    is_plain,
     softmax_over_landmarks,
 )
+from .plain_modules import is_plain, needs_plain_operations
 
 
 def draw_permutation(size: int, seed: int, layer_idx: int, name: str) -> torch.Tensor:
@@ -207,7 +208,7 @@ class SkeletonAttention(nn.Module):
         self.key = nn.Linear(config.hidden_size, config.hidden_size)
         self.value = nn.Linear(config.hidden_size, config.hidden_size)
         self.output = nn.Linear(config.hidden_size, config.hidden_size)
-        self.dropout = nn.Dropout(config.attention_probs_dropout_prob)
+        self.dropout = Dropout(config.attention_probs_dropout_prob)
         if self.use_token_attention:
             self.token_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
             self._register_permutation("landmark_order", config.max_position_embeddings, config.landmark_seed)
@@ -240,15 +241,11 @@ class SkeletonAttention(nn.Module):
     def is_folded(self, hidden_states: torch.Tensor) -> bool:
         """Whether the output is computed without anything of the full width between it and the input."""
         # Layer norms that are not computed as such need the digits of float32. Devices other than CPUs have fused
-        # kernels for them and slow ones for QR, and a compiler fuses them itself. Function transforms (`torch.func`)
-        # want rules for every operation.
+        # kernels for them and slow ones for QR.
         if (
             hidden_states.device.type != "cpu"
             or hidden_states.dtype not in (torch.float32, torch.float64)
-            or torch.is_autocast_enabled("cpu")
-            or torch.compiler.is_compiling()
-            or torch.jit.is_tracing()
-            or torch._C._are_functorch_transforms_active()
+            or needs_plain_operations()
         ):
             return False
         projections = (self.query, self.key, self.value, self.output)
@@ -301,41 +298,43 @@ class SkeletonAttention(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """As [`_attend`], without queries and branches, see `folded_attention.py`."""
         batch_size, length, _ = hidden_states.shape
-        norms = (
-            self.token_norm if self.use_token_attention else None,
-            self.feature_norm if self.use_feature_attention else None,
-        )
-        gains_and_shifts: list[torch.Tensor | None] = []
-        for norm in norms:
-            gains_and_shifts += [None, None] if norm is None else [norm.weight, norm.bias]
+        token_norm = self.token_norm if self.use_token_attention else None
+        feature_norm = self.feature_norm if self.use_feature_attention else None
         token_dropout = feature_dropout = None
-        if not is_plain(self.dropout, nn.Dropout) or (self.dropout.training and self.dropout.p > 0):
+        if not is_plain(self.dropout, Dropout) or (self.dropout.training and self.dropout.p > 0):
             if landmarks is not None:
                 shape = (batch_size, self.num_heads, landmarks.shape[-1], length)
                 token_dropout = self.dropout(hidden_states.new_ones(shape))
-            if self.use_feature_attention:
+            if feature_norm is not None:
                 shape = (batch_size, self.num_heads, self.num_landmark_features, self.head_dim)
                 feature_dropout = self.dropout(hidden_states.new_ones(shape))
         inputs = FoldedInputs(
-            hidden_states,
-            self.query.weight,
-            self.query.bias,
-            self.key.weight,
-            self.key.bias,
-            self.value.weight,
-            self.value.bias,
-            self.output.weight,
-            self.output.bias,
-            *gains_and_shifts,
-            landmarks,
-            landmark_mask,
-            token_mask,
-            self._landmark_rows() if self.use_feature_attention else None,
-            token_dropout,
-            feature_dropout,
+            hidden_states=hidden_states,
+            query_weight=self.query.weight,
+            query_bias=self.query.bias,
+            key_weight=self.key.weight,
+            key_bias=self.key.bias,
+            value_weight=self.value.weight,
+            value_bias=self.value.bias,
+            output_weight=self.output.weight,
+            output_bias=self.output.bias,
+            token_gain=None if token_norm is None else token_norm.weight,
+            token_shift=None if token_norm is None else token_norm.bias,
+            feature_gain=None if feature_norm is None else feature_norm.weight,
+            feature_shift=None if feature_norm is None else feature_norm.bias,
+            landmarks=landmarks,
+            landmark_mask=landmark_mask,
+            token_mask=token_mask,
+            feature_rows=None if feature_norm is None else self._landmark_rows(),
+            token_dropout=token_dropout,
+            feature_dropout=feature_dropout,
         )
-        epsilons = [0.0 if norm is None else norm.eps for norm in norms]
-        output, probabilities = folded_attention(inputs, FoldedOptions(self.num_heads, *epsilons))
+        options = FoldedOptions(
+            num_heads=self.num_heads,
+            token_eps=0.0 if token_norm is None else token_norm.eps,
+            feature_eps=0.0 if feature_norm is None else feature_norm.eps,
+        )
+        output, probabilities = folded_attention(inputs, options)
         return output, None if probabilities is None else probabilities.mT
 
     def _register_permutation(self, name: str, size: int, seed: int) -> None:

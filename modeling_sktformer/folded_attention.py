@@ -8,14 +8,14 @@ nor branches nor their layer norms are ever computed over the full width: only t
 sampled columns of keys and values, H (k + 2 s2) numbers for each token, lie between the input and the output
 (Section 3.1, Algorithm 1).
 
-**Queries.** Q K_I^T = X (W_q^T K_I^T) + b_q K_I^T for the landmarks' keys K_I, and Q^T K_J = W_q (X^T K_J) + b_q (1^T K_J)
-for the sampled columns K_J.
+**Queries.** Q K_I^T = X (W_q^T K_I^T) + b_q K_I^T for the landmarks' keys K_I, and
+Q^T K_J = W_q (X^T K_J) + b_q (1^T K_J) for the sampled columns K_J.
 
 **Norms and output.** With p^T C the combination of a token, C centred over its columns, its layer norm is
-(p^T C) gamma / sigma + beta with sigma^2 = |C^T p|^2 / d + eps. So the projected norm is (p / sigma)^T (C gamma W_o^T),
-where the second bracket is one small matrix for a sequence, and with C^T = Q R the length |C^T p| is that of R p, which
-has m entries instead of d. (A Gram matrix in R's place would lose half of the digits where a combination nearly
-cancels.)
+(p^T C) gamma / sigma + beta with sigma^2 = |C^T p|^2 / d + eps. So the projected norm is
+(p / sigma)^T (C gamma W_o^T), where the second bracket is one small matrix for a sequence, and with C^T = Q R the
+length |C^T p| is that of R p, which has m entries instead of d. (A Gram matrix in R's place would lose half of the
+digits where a combination nearly cancels.)
 
 The matrices of coefficients are held with the tokens last, `(B, m, S)`, so that a softmax or a sum over their few rows
 runs along memory.
@@ -29,17 +29,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-
-
-def is_plain(module: nn.Module, kind: type[nn.Module]) -> bool:
-    """
-    Whether a module is its weight and bias and nothing else, so that these can be used without calling it.
-
-    Not so an adapter or a quantised layer in its place, a layer with a hook (pruning and weight norm compute the
-    weight in one), nor a layer whose weight accelerate brings in when it is called.
-    """
-    has_hooks = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks
-    return type(module) is kind and not has_hooks and "forward" not in vars(module)
 
 
 # Multiply-adds that folding has to spare before it is worth its many small operations.
@@ -325,7 +314,7 @@ def _compute_gradients(
         weights = dropped if kept.undropped_weights is None else kept.undropped_weights
         gradient = gradient * dropped
         product_gradients.append((gradient - weights * gradient.sum(dim=2, keepdim=True)).flatten(1, 2))
-    if inputs.feature_rows is not None:
+    if kept.feature_weights is not None and kept.key_sums is not None:
         gradient, weights = block_gradients["feature"], kept.feature_weights
         if inputs.feature_dropout is not None:
             gradient = gradient * inputs.feature_dropout
@@ -343,7 +332,7 @@ def _compute_gradients(
 
     # The maps themselves.
     key_value_gradient = maps_gradient.new_zeros(2 * hidden_size, hidden_size + 1)
-    if inputs.landmarks is not None:
+    if inputs.landmarks is not None and kept.keys is not None and kept.landmark_states is not None:
         gradient = _heads_first(maps_gradient[:, token], num_heads)
         query_map_gradient = torch.baddbmm(query_map_gradient, kept.keys.mT, gradient)
         key_gradient = gradient @ query_map.mT * query_map.shape[1] ** -0.5
@@ -379,7 +368,7 @@ def _trace_gradients(
         outputs, _ = _compute(inputs._replace(**dict(zip(names, tensors, strict=True))), options, with_root=False)
         return outputs if weight_gradient is not None else outputs[:1]
 
-    _, pull_back = torch.func.vjp(compute, *(given[name] for name in names))
+    pull_back = torch.func.vjp(compute, *(given[name] for name in names))[1]
     cotangents = (output_gradient,) if weight_gradient is None else (output_gradient, weight_gradient)
     return dict(zip(names, pull_back(cotangents), strict=True))
 
@@ -388,8 +377,8 @@ class _Branch(NamedTuple):
     """
     One branch of a batch.
 
-    `range`: its coefficients p among the products. `vectors`: C, centred, `(B, m, d)`. `directions`, `root`: Q and R of
-    C^T = Q R, `(B, d, .)` and `(B, ., m)`, or `None` and C^T. `gain`, `shift`, `eps`: of its norm.
+    `range`: its coefficients p among the products. `vectors`: C, centred, `(B, m, d)`. `directions`, `root`: Q and R
+    of C^T = Q R, `(B, d, .)` and `(B, ., m)`, or `None` and C^T. `gain`, `shift`, `eps`: of its norm.
     """
 
     name: str
@@ -408,14 +397,16 @@ class _Branch(NamedTuple):
 
 def _branches(inputs: FoldedInputs, options: FoldedOptions, parts: Mapping[str, tuple]) -> list[_Branch]:
     """The branches that are on, from what [`_decompose`] has returned for them."""
-    token, feature = _coefficient_ranges(inputs, options)
+    ranges = _coefficient_ranges(inputs, options)
+    norms = (
+        ("token", inputs.token_gain, inputs.token_shift, options.token_eps),
+        ("feature", inputs.feature_gain, inputs.feature_shift, options.feature_eps),
+    )
     branches = []
-    if inputs.token_gain is not None and inputs.token_shift is not None:
-        norm = (inputs.token_gain, inputs.token_shift, options.token_eps)
-        branches.append(_Branch("token", token, *parts["token"], *norm))
-    if inputs.feature_gain is not None and inputs.feature_shift is not None:
-        norm = (inputs.feature_gain, inputs.feature_shift, options.feature_eps)
-        branches.append(_Branch("feature", feature, *parts["feature"], *norm))
+    for (name, gain, shift, eps), coefficients in zip(norms, ranges, strict=True):
+        if gain is not None and shift is not None:
+            vectors, directions, root = parts[name]
+            branches.append(_Branch(name, coefficients, vectors, directions, root, gain, shift, eps))
     return branches
 
 
@@ -482,7 +473,7 @@ def _feature_scale(inputs: FoldedInputs) -> float | torch.Tensor:
 
 
 def _heads_first(rows: torch.Tensor, num_heads: int) -> torch.Tensor:
-    """`(B, H n, .)` to `(H, B n, .)`: sums over what all sequences share then run head by head, without copies of it."""
+    """`(B, H n, .)` to `(H, B n, .)`, for products with what all sequences share, without copies of it."""
     return rows.unflatten(1, (num_heads, -1)).transpose(0, 1).flatten(1, 2)
 
 

@@ -31,9 +31,11 @@ from transformers.utils.generic import can_return_tuple
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .attention import SkeletonAttention, draw_permutation, resize_order
-from .chunked_mlp import chunked_mlp
+from .chunked_feed_forward import FeedForward, chunked_feed_forward, is_chunking_faster
 from .configuration_sktformer import SKTformerConfig
+from .dropout import Dropout
 from .losses import IGNORE_INDEX, classification_loss, cross_entropy
+from .plain_modules import is_plain
 from .smoothing import FourierConvolution, PositionBatchNorm, Smoother, extend_positions
 
 
@@ -57,7 +59,7 @@ class SKTformerEmbeddings(nn.Module):
         self.position_embeddings = nn.Embedding(config.max_position_embeddings, config.hidden_size)
         self.token_type_embeddings = nn.Embedding(config.type_vocab_size, config.hidden_size)
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+        self.dropout = Dropout(config.hidden_dropout_prob)
 
     def forward(
         self,
@@ -92,7 +94,7 @@ class SKTformerMLP(nn.Module):
         return apply_chunking_to_forward(self._forward_chunk, self.chunk_size, 1, hidden_states)
 
     def _forward_chunk(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        return chunked_mlp(hidden_states, self.intermediate, self.activation, self.output)
+        return self.output(self.activation(self.intermediate(hidden_states)))
 
 
 class SKTformerLayer(GradientCheckpointingLayer):
@@ -110,15 +112,22 @@ class SKTformerLayer(GradientCheckpointingLayer):
         self.attention = SkeletonAttention(config, layer_idx)
         self.mlp_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.mlp = SKTformerMLP(config)
-        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+        self.dropout = Dropout(config.hidden_dropout_prob)
 
     def forward(self, hidden_states: torch.Tensor, token_mask: torch.Tensor | None) -> torch.Tensor:
         attention_input = self.attention_norm(hidden_states)
         if self.smoother is not None:
             attention_input = self.smoother(attention_input, token_mask)
         attention_output, _ = self.attention(attention_input, token_mask)
-        hidden_states = hidden_states + self.dropout(attention_output)
-        return hidden_states + self.dropout(self.mlp(self.mlp_norm(hidden_states)))
+        return self._feed_forward(hidden_states + self.dropout(attention_output))
+
+    def _feed_forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        mlp = self.mlp
+        if is_plain(mlp, SKTformerMLP) and mlp.chunk_size == 0:
+            modules = FeedForward(self.mlp_norm, mlp.intermediate, mlp.activation, mlp.output, self.dropout)
+            if is_chunking_faster(hidden_states, modules):
+                return chunked_feed_forward(hidden_states, modules)
+        return hidden_states + self.dropout(mlp(self.mlp_norm(hidden_states)))
 
 
 class SKTformerPreTrainedModel(PreTrainedModel):

@@ -12,7 +12,8 @@ import torch
 from torch import nn
 from transformers.activations import ACT2FN
 
-from .folded_attention import is_plain
+from .dropout import Dropout
+from .plain_modules import is_plain
 
 
 # Measured on CPUs: up to this width the stem is faster token by token than column by column, in training from 384
@@ -295,11 +296,16 @@ class PositionBatchNorm(nn.Module):
         self, states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor
     ) -> torch.Tensor:
         """Without padding this is PyTorch's batch norm with a position for each of its channels."""
+        length = states.shape[1]
+        momentum = 0.0 if _is_recomputing() else self.momentum
+        if self.running_mean.dtype == states.dtype:
+            running = (self.running_mean[:length], self.running_var[:length])
+            return nn.functional.batch_norm(states, *running, weight, bias, True, momentum, self.eps)
         # Its running statistics after one step with momentum 1 are the batch's own.
-        mean, unbiased = states.new_zeros(2, states.shape[1]).unbind()
+        mean, unbiased = states.new_zeros(2, length).unbind()
         outputs = nn.functional.batch_norm(states, mean, unbiased, weight, bias, True, 1.0, self.eps)
-        count = mean.new_full(mean.shape, states.shape[0] * states.shape[2])
-        self._update_running_statistics(mean, unbiased, count)
+        self.running_mean[:length].lerp_(mean.to(self.running_mean.dtype), momentum)
+        self.running_var[:length].lerp_(unbiased.to(self.running_var.dtype), momentum)
         return outputs
 
     @staticmethod
@@ -391,7 +397,7 @@ class ConvolutionStem(nn.Module):
         else:
             self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.activation = ACT2FN[config.smoother_activation]
-        self.dropout = nn.Dropout(config.smoother_dropout_prob)
+        self.dropout = Dropout(config.smoother_dropout_prob)
 
     def forward(
         self, smoothed: torch.Tensor | None, hidden_states: torch.Tensor, token_mask: torch.Tensor | None
@@ -414,7 +420,14 @@ class ConvolutionStem(nn.Module):
             hidden_states = self.norm(hidden_states, token_mask)
         else:
             hidden_states = self.norm(hidden_states)
-        return self.dropout(self.activation(hidden_states))
+        return self.dropout(self._activate(hidden_states))
+
+    def _activate(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        # Neither norm needs its output in the backward pass, so unless a hook has seen it, it can be overwritten.
+        norm_is_plain = is_plain(self.norm, PositionBatchNorm) or is_plain(self.norm, nn.LayerNorm)
+        if norm_is_plain and is_plain(self.activation, nn.ReLU):
+            return nn.functional.relu(hidden_states, inplace=True)
+        return self.activation(hidden_states)
 
     def _is_narrow(self, hidden_states: torch.Tensor) -> bool:
         """Whether to convolve with the columns of a token side by side in memory, as they stand around the stem."""

@@ -53,11 +53,13 @@ AUTO_NAMES = {
 }
 CODE = {
     "attention.py",
-    "chunked_mlp.py",
+    "chunked_feed_forward.py",
     "configuration_sktformer.py",
+    "dropout.py",
     "folded_attention.py",
     "losses.py",
     "modeling_sktformer.py",
+    "plain_modules.py",
     "smoothing.py",
 }
 WORDS = "[PAD] [UNK] [CLS] [SEP] [MASK] the a cat dog sat ran on mat under tree this example is . good bad".split()

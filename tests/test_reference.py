@@ -11,7 +11,7 @@ from modeling_sktformer import (
     SKTformerForTokenClassification,
     SKTformerModel,
     attention,
-    chunked_mlp,
+    chunked_feed_forward,
     smoothing,
 )
 from modeling_sktformer.smoothing import fourier_convolution
@@ -89,8 +89,8 @@ def fast_paths(request, monkeypatch) -> None:
     """Every test with all fast paths and with none of them, whatever the sizes make worth it."""
     monkeypatch.setattr(attention, "is_folding_cheaper", lambda *sizes: request.param)
     monkeypatch.setattr(smoothing, "MAX_NARROW_SIZE", 1000 if request.param else 0)
-    monkeypatch.setattr(chunked_mlp, "MIN_CHUNKS", 1 if request.param else 10**9)
-    monkeypatch.setattr(chunked_mlp, "CHUNK_VALUES", 100)
+    monkeypatch.setattr(chunked_feed_forward, "MIN_CHUNKS", 1 if request.param else 10**9)
+    monkeypatch.setattr(chunked_feed_forward, "CHUNK_VALUES", 100)
 
 
 @pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
