@@ -15,13 +15,14 @@ from run_folder import describe_environment, format_origin
 
 
 # Which counted operations a part of the profile holds.
+FEED_FORWARD = "feed-forward with its norm"
 _COUNTED = {
     "Fourier convolution": (TRANSFORMS, FILTER_PRODUCTS, "folding the stem"),
     "convolution stem": ("stem",),
     "projections": ("queries", "landmark keys and values", "output projection"),
     "attention without them": ("sampled columns", "attention"),
     "attention with its projections": ("landmark keys and values", "folding the projections", "attention"),
-    "feed-forward": ("feed-forward",),
+    FEED_FORWARD: ("feed-forward",),
     "head": ("head",),
 }
 
@@ -151,12 +152,14 @@ def profile_pieces(model: Any, folded_attention: bool) -> list[tuple[str, int, n
         for module in layer.attention.children():
             if isinstance(module, nn.Linear):
                 pieces += [("projections", num_layers, module), (attention, -num_layers, module)]
+    # The layer computes its second half in chunks, with the norm and the sum, and calls no module for that.
+    first_half = [layer.attention_norm, layer.attention, *([] if smoother is None else [smoother])]
     return [
         *pieces,
         (attention, num_layers, layer.attention),
-        ("feed-forward", num_layers, layer.mlp),
+        (FEED_FORWARD, num_layers, layer),
+        *((FEED_FORWARD, -num_layers, module) for module in first_half),
         ("layer norms", num_layers, layer.attention_norm),
-        ("layer norms", num_layers, layer.mlp_norm),
         ("layer norms", 1, model.sktformer.final_norm),
         ("embeddings", 1, model.sktformer.embeddings),
         ("head", 1, model.pooler),

@@ -371,7 +371,7 @@ def test_profile_parts_add_up_to_the_step(folded, monkeypatch):
     parts = step_profile.profile_step(TINY, 64, Case("training", 0.1), rounds=1, matmul_rate=1e9)
     names = [row["part"] for row in parts]
     assert names[-3:] == ["between the parts", "forward and backward pass", "optimizer"]
-    assert {"Fourier convolution", "convolution stem", "feed-forward", "layer norms"} <= set(names)
+    assert {"Fourier convolution", "convolution stem", "feed-forward with its norm", "layer norms"} <= set(names)
     assert ("attention with its projections" in names) == folded
     assert ("projections" in names) != folded
     for key in ("forward_ms", "backward_ms", "gflop"):

@@ -6,9 +6,12 @@ from torch import nn
 from torch.nn.utils import parametrizations, prune
 
 from builders import assert_equal, make_config, make_model
-from modeling_sktformer import SKTformerForSequenceClassification, attention, chunked_mlp, smoothing
+from modeling_sktformer import SKTformerForSequenceClassification, attention, chunked_feed_forward, smoothing
 from modeling_sktformer.attention import SkeletonAttention
-from modeling_sktformer.folded_attention import is_folding_cheaper, is_plain, project_normalized_combinations
+from modeling_sktformer.dropout import Dropout
+from modeling_sktformer.folded_attention import is_folding_cheaper
+from modeling_sktformer.modeling_sktformer import SKTformerLayer
+from modeling_sktformer.plain_modules import is_plain
 from modeling_sktformer.smoothing import ConvolutionStem
 
 
@@ -17,8 +20,8 @@ def fast(monkeypatch) -> None:
     """All fast paths, although the models here are small."""
     monkeypatch.setattr(attention, "is_folding_cheaper", lambda *sizes: True)
     monkeypatch.setattr(smoothing, "MAX_NARROW_SIZE", 1000)
-    monkeypatch.setattr(chunked_mlp, "MIN_CHUNKS", 1)
-    monkeypatch.setattr(chunked_mlp, "CHUNK_VALUES", 100)
+    monkeypatch.setattr(chunked_feed_forward, "MIN_CHUNKS", 1)
+    monkeypatch.setattr(chunked_feed_forward, "CHUNK_VALUES", 100)
 
 
 def make_attention(**overrides) -> SkeletonAttention:
@@ -28,13 +31,20 @@ def make_attention(**overrides) -> SkeletonAttention:
     return layer
 
 
-def make_mlp() -> tuple[nn.Linear, nn.Module, nn.Linear]:
-    return nn.Linear(6, 10).double(), nn.GELU(), nn.Linear(10, 6).double()
+def make_layer(**overrides) -> SKTformerLayer:
+    layer = SKTformerLayer(make_config(**overrides), 0).double().train()
+    for parameter in layer.mlp.parameters():
+        nn.init.normal_(parameter, std=0.5)
+    return layer
+
+
+def plain_feed_forward(layer: SKTformerLayer, states: torch.Tensor) -> torch.Tensor:
+    return states + layer.mlp(layer.mlp_norm(states))
 
 
 def is_chunked(outputs: torch.Tensor) -> bool:
     assert outputs.grad_fn is not None
-    return "ChunkedMLP" in str(outputs.grad_fn.next_functions)
+    return "ChunkedFeedForward" in str(outputs.grad_fn.next_functions)
 
 
 @pytest.mark.parametrize("length", [8, 64, 512, 16384])
@@ -65,29 +75,61 @@ def test_folded_attention_has_second_gradients(branch, fast):
     assert torch.autograd.gradgradcheck(lambda x: layer(x, None)[0], (states,), atol=1e-6)
 
 
-def test_norms_of_combinations_that_nearly_cancel_keep_their_digits():
-    vectors = torch.randn(1, 1, 2, 8)
-    vectors[:, :, 1] = vectors[:, :, 0] + 1e-3 * vectors[:, :, 1]
-    coefficients = torch.tensor([[[1.0], [-1.0]]])
-    norm, projection = nn.LayerNorm(8, eps=1e-12), nn.Linear(8, 8)
-    combined = coefficients.mT.double() @ vectors.flatten(1, 2).double()
-    expected = projection.double()(norm.double()(combined)).float()
-    actual = project_normalized_combinations([(coefficients, vectors, norm.float())], projection.float())
+@pytest.mark.parametrize("branch", [{}, {"use_token_attention": False}, {"use_feature_attention": False}])
+@pytest.mark.parametrize("masked", [False, True])
+def test_folded_gradients_are_those_of_the_direct_form(branch, masked, monkeypatch):
+    layer = make_attention(num_landmark_tokens=3, num_landmark_features=2, **branch)
+    states = torch.randn(3, 7, layer.query.in_features, dtype=torch.float64, requires_grad=True)
+    mask = torch.arange(7) < torch.tensor([[7], [2], [1]]) if masked else None
+    found = []
+    for folded in (False, True):
+        monkeypatch.setattr(attention, "is_folding_cheaper", lambda *sizes, folded=folded: folded)
+        outputs, weights = layer(states, mask)
+        if mask is not None:
+            outputs = outputs * mask.unsqueeze(-1)
+        loss = outputs.sin().sum()
+        if weights is not None:  # as interpretability methods do
+            loss = loss + weights.square().sum()
+        found.append((outputs, *torch.autograd.grad(loss, [states, *layer.parameters()])))
+    for direct, folded_value in zip(*found, strict=True):
+        assert_equal(folded_value, direct)
+
+
+def make_pair_of_opposites(difference: float) -> SkeletonAttention:
+    """One head whose two landmark features are nearly the same and are always added with opposite signs."""
+    overrides = {"num_attention_heads": 1, "num_landmark_features": 2, "layer_norm_eps": 1e-12}
+    layer = make_attention(use_token_attention=False, **overrides)
+    first, second = layer.landmark_features[:2]
+    with torch.no_grad():
+        layer.key.weight[second] = layer.key.weight[first] + difference * torch.randn(layer.key.in_features)
+        layer.value.weight[second] = -layer.value.weight[first]
+        layer.key.bias[second] = layer.key.bias[first]
+        layer.value.bias[second] = -layer.value.bias[first]
+    return layer
+
+
+def test_norms_of_combinations_that_nearly_cancel_keep_their_digits(monkeypatch):
+    layer = make_pair_of_opposites(1e-3)
+    states = torch.randn(2, 5, layer.query.in_features, dtype=torch.float64)
+    monkeypatch.setattr(attention, "is_folding_cheaper", lambda *sizes: False)
+    expected = layer(states, None)[0]
+    monkeypatch.setattr(attention, "is_folding_cheaper", lambda *sizes: True)
+    actual = layer.float()(states.float(), None)[0]
     # The cancellation costs three digits of seven; a Gram matrix would lose all of them.
-    torch.testing.assert_close(actual, expected, rtol=2e-3, atol=2e-3)
+    torch.testing.assert_close(actual.double(), expected, rtol=1e-2, atol=1e-2)
 
 
-def test_combinations_of_dependent_vectors_have_finite_gradients():
-    blocks = torch.ones(2, 1, 3, 4, dtype=torch.float64, requires_grad=True)  # centred they are zero
-    coefficients = torch.rand(2, 3, 5, dtype=torch.float64, requires_grad=True)
-    norm, projection = nn.LayerNorm(4).double(), nn.Linear(4, 4).double()
-    project_normalized_combinations([(coefficients, blocks, norm)], projection).square().sum().backward()
-    for value in (blocks, coefficients):
-        assert value.grad is not None
-        assert value.grad.isfinite().all()
+def test_combinations_of_dependent_vectors_have_finite_gradients(fast):
+    layer = make_pair_of_opposites(0.0)
+    states = torch.randn(2, 5, layer.query.in_features, dtype=torch.float64, requires_grad=True)
+    outputs = layer(states, None)[0]
+    outputs.square().sum().backward()
+    assert outputs.isfinite().all()
+    assert states.grad is not None
+    assert states.grad.isfinite().all()
 
 
-def test_function_transforms_go_through_the_fast_paths(fast):
+def test_function_transforms_give_the_gradients_of_each_sample(fast):
     model = make_model(SKTformerForSequenceClassification, smoother_norm="layer_norm").train()
     parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
     states = torch.randn(3, 16, model.config.hidden_size, dtype=torch.float64)
@@ -151,34 +193,116 @@ def test_both_layouts_of_the_stem_are_the_same_convolution(kernel_size, fourier,
     assert_equal(*outputs)
 
 
-def test_chunks_are_the_whole_feed_forward_part(monkeypatch):
-    first, activation, second = make_mlp()
-    parameters = [*first.parameters(), *second.parameters()]
-    inputs = torch.randn(3, 7, 6, dtype=torch.float64, requires_grad=True)
-    expected = second(activation(first(inputs)))
-    weights = torch.randn_like(expected)
-    expected_gradients = torch.autograd.grad(expected, [inputs, *parameters], weights)
-    monkeypatch.setattr(chunked_mlp, "CHUNK_VALUES", 40)  # 4 of 21 tokens, and one alone at the end
-    outputs = chunked_mlp.chunked_mlp(inputs, first, activation, second)
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_chunks_are_the_whole_feed_forward_part(dropout, monkeypatch):
+    layer = make_layer(hidden_dropout_prob=dropout)
+    width = layer.mlp.intermediate.out_features
+    parameters = [*layer.mlp_norm.parameters(), *layer.mlp.parameters()]
+    states = torch.randn(3, 7, layer.mlp.intermediate.in_features, dtype=torch.float64, requires_grad=True)
+    monkeypatch.setattr(chunked_feed_forward, "CHUNK_VALUES", 4 * width)  # 4 of 21 tokens, and one alone at the end
+
+    def compute(states):
+        torch.manual_seed(0)
+        return layer._feed_forward(states)
+
+    outputs = compute(states)
     assert is_chunked(outputs)
+    update = plain_feed_forward(layer, states) - states
+    kept = ((outputs - states) / update).detach()  # 1 or, with dropout, 0 and the scale
+    assert len(kept.round(decimals=6).unique()) == (2 if dropout else 1)
+    expected = states + kept * update
     assert_equal(outputs, expected)
-    gradients = torch.autograd.grad(outputs, [inputs, *parameters], weights)
+    weights = torch.randn_like(expected)
+    expected_gradients = torch.autograd.grad(expected, [states, *parameters], weights)
+    gradients = torch.autograd.grad(outputs, [states, *parameters], weights)
     for actual, wanted in zip(gradients, expected_gradients, strict=True):
         assert_equal(actual, wanted)
-    assert torch.autograd.gradgradcheck(lambda x: chunked_mlp.chunked_mlp(x, first, activation, second), (inputs,))
+    assert torch.autograd.gradgradcheck(compute, (states,))
 
 
-@pytest.mark.parametrize("reason", ["few tokens", "wide", "hook", "autocast", "parameters"])
+REASONS = ["few tokens", "wide", "hook", "hook on the whole", "autocast", "parameters", "chunk size", "other module"]
+
+
+@pytest.mark.parametrize("reason", REASONS)
 def test_chunks_are_only_made_where_they_may_be(reason, monkeypatch):
-    first, activation, second = make_mlp()
-    monkeypatch.setattr(chunked_mlp, "CHUNK_VALUES", 40 if reason != "few tokens" else 60)
+    layer = make_layer(chunk_size_feed_forward=3 if reason == "chunk size" else 0)
+    width, size = layer.mlp.intermediate.out_features, layer.mlp.intermediate.in_features
+    monkeypatch.setattr(chunked_feed_forward, "CHUNK_VALUES", (4 if reason != "few tokens" else 6) * width)
+    states = torch.randn(1, 21, size, dtype=torch.float64)
+    expected = plain_feed_forward(layer, states)
     if reason == "wide":
-        monkeypatch.setattr(chunked_mlp, "MAX_HIDDEN_SIZE", 5)
+        monkeypatch.setattr(chunked_feed_forward, "MAX_HIDDEN_SIZE", size - 1)
     elif reason == "hook":
-        second.register_forward_hook(lambda *call: None)
+        layer.mlp.output.register_forward_hook(lambda *call: None)
+    elif reason == "hook on the whole":
+        layer.mlp.register_forward_hook(lambda *call: None)
     elif reason == "parameters":
-        activation = nn.PReLU(dtype=torch.float64)
-    inputs = torch.randn(21, 6, dtype=torch.float64)
+        layer.mlp.activation = nn.PReLU(dtype=torch.float64)
+        expected = plain_feed_forward(layer, states)
+    elif reason == "other module":
+        layer.mlp = nn.Linear(size, size).double()
+        expected = plain_feed_forward(layer, states)
     with torch.autocast("cpu", torch.bfloat16, enabled=reason == "autocast"):
-        outputs = chunked_mlp.chunked_mlp(inputs, first, activation, second)
+        outputs = layer._feed_forward(states)
     assert not is_chunked(outputs)
+    if reason != "autocast":
+        assert_equal(outputs, expected)
+
+
+@pytest.mark.parametrize("hooked", [False, True])
+def test_what_a_hook_has_seen_of_the_stem_is_not_overwritten(hooked):
+    stem = ConvolutionStem(make_config(use_fourier_convolution=False)).double().train()
+    seen = []
+    if hooked:
+        stem.norm.register_forward_hook(lambda module, inputs, output: seen.append((output, output.clone())))
+    states = torch.randn(3, 7, stem.convolution.out_channels, dtype=torch.float64)
+    outputs = stem(None, states, None)
+    assert outputs.min() == 0
+    for output, copy in seen:
+        assert output.min() < 0
+        assert_equal(output, copy)
+
+
+@pytest.mark.parametrize("probability", [0.1, 0.5, 0.9])
+def test_dropout_keeps_its_share_and_the_mean(probability):
+    dropout = Dropout(probability)
+    torch.manual_seed(0)
+    inputs = torch.ones(1001, 333, requires_grad=True)
+    outputs = dropout(inputs)
+    assert "_Dropout" in str(outputs.grad_fn)
+    scale = outputs.max().item()
+    assert scale == pytest.approx(1 / (1 - probability), rel=1e-3)
+    kept = outputs != 0
+    deviation = (probability * (1 - probability) / outputs.numel()) ** 0.5
+    assert kept.double().mean().item() == pytest.approx(1 - probability, abs=5 * deviation)
+    # Four values come from one draw: neighbours are as independent as any others.
+    for step in (1, 2, 3, 4):
+        both = (kept.flatten()[step:] & kept.flatten()[:-step]).double().mean().item()
+        assert both == pytest.approx((1 - probability) ** 2, abs=5 * deviation)
+    (gradient,) = torch.autograd.grad(outputs.sum(), inputs)
+    assert_equal(gradient, torch.where(kept, scale, 0.0))
+    torch.manual_seed(0)
+    assert torch.equal(dropout(inputs), outputs)
+    assert not torch.equal(dropout(inputs), outputs)
+    assert dropout.eval()(inputs) is inputs
+
+
+@pytest.mark.parametrize("probability", [0.0, 1e-7, 1.0])
+def test_dropout_of_nothing_and_of_everything(probability):
+    inputs = torch.randn(5, 7)
+    outputs = Dropout(probability)(inputs)
+    torch.testing.assert_close(outputs, inputs * (1 - round(probability)))
+
+
+def test_dropout_has_second_gradients_and_takes_any_shape():
+    inputs = torch.randn(3, 5, dtype=torch.float64, requires_grad=True)
+
+    def drop(values):
+        torch.manual_seed(1)
+        return Dropout(0.5)(values).square()
+
+    assert torch.autograd.gradcheck(drop, (inputs,))
+    assert torch.autograd.gradgradcheck(drop, (inputs,))
+    assert Dropout(0.5)(torch.randn(4, 6).mT).shape == (6, 4)
+    assert Dropout(0.5)(torch.tensor(1.0)).shape == ()
+    assert Dropout(0.5)(torch.empty(0, 3)).shape == (0, 3)
