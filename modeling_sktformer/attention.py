@@ -23,7 +23,7 @@ from .folded_attention import (
     is_folding_cheaper,
     softmax_over_landmarks,
 )
-from .plain_modules import is_plain, needs_plain_operations
+from .plain_modules import has_plain_weights, is_plain, needs_plain_operations
 
 
 def draw_permutation(size: int, seed: int, layer_idx: int, name: str) -> torch.Tensor:
@@ -248,12 +248,17 @@ class SkeletonAttention(nn.Module):
             or needs_plain_operations()
         ):
             return False
+        # Who collects the attention matrix may want the output's gradient with respect to it, but folded it is made
+        # beside the output.
+        if self._forward_hooks and torch.is_grad_enabled():
+            return False
         projections = (self.query, self.key, self.value, self.output)
         norms = [self.token_norm] if self.use_token_attention else []
         norms += [self.feature_norm] if self.use_feature_attention else []
         return (
-            all(is_plain(projection, nn.Linear) for projection in projections)
-            and all(is_plain(norm, nn.LayerNorm) for norm in norms)
+            all(has_plain_weights(projection, nn.Linear) for projection in projections)
+            and all(has_plain_weights(norm, nn.LayerNorm) for norm in norms)
+            and is_plain(self.dropout, Dropout)
             and is_folding_cheaper(
                 self.num_heads * self.head_dim,
                 self.num_heads,
@@ -301,7 +306,7 @@ class SkeletonAttention(nn.Module):
         token_norm = self.token_norm if self.use_token_attention else None
         feature_norm = self.feature_norm if self.use_feature_attention else None
         token_dropout = feature_dropout = None
-        if not is_plain(self.dropout, Dropout) or (self.dropout.training and self.dropout.p > 0):
+        if self.dropout.training and self.dropout.p > 0:
             if landmarks is not None:
                 shape = (batch_size, self.num_heads, landmarks.shape[-1], length)
                 token_dropout = self.dropout(hidden_states.new_ones(shape))
@@ -344,7 +349,7 @@ class SkeletonAttention(nn.Module):
 
     def _project_landmark_features(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The sampled columns of keys and values, the same ones in each head, head after head: `(B, S, H s2)`."""
-        if is_plain(self.key, nn.Linear) and is_plain(self.value, nn.Linear):
+        if has_plain_weights(self.key, nn.Linear) and has_plain_weights(self.value, nn.Linear):
             rows = self._landmark_rows()
             weight = torch.cat([self.key.weight[rows], self.value.weight[rows]])
             bias = torch.cat([self.key.bias[rows], self.value.bias[rows]])

@@ -5,9 +5,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from transformers.activations import ACT2FN
 
 from .dropout import Dropout, draw_kept, keep_values, round_probability
-from .plain_modules import is_plain, needs_plain_operations
+from .plain_modules import has_plain_weights, is_plain, needs_plain_operations
 
 
 # Values of the wide layer in a chunk: 2 MiB in float32, as much as a core's share of the caches.
@@ -16,6 +17,8 @@ CHUNK_VALUES = 1 << 19
 # longer to compute again than their results take to come from memory.
 MIN_CHUNKS = 4
 MAX_HIDDEN_SIZE = 128
+# Functions of the single value, without state and chance, that can be computed again.
+ACTIVATIONS = tuple(type(ACT2FN[name]) for name in ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu", "tanh"))
 
 
 class FeedForward(NamedTuple):
@@ -48,12 +51,15 @@ def is_chunking_faster(hidden_states: torch.Tensor, modules: FeedForward) -> boo
         and not needs_plain_operations()
         and hidden_states.shape[-1] <= MAX_HIDDEN_SIZE
         and num_rows >= MIN_CHUNKS * _rows_per_chunk(modules)
-        and is_plain(modules.norm, nn.LayerNorm)
-        and is_plain(modules.first, nn.Linear)
-        and is_plain(modules.second, nn.Linear)
+        and has_plain_weights(modules.norm, nn.LayerNorm)
+        and has_plain_weights(modules.first, nn.Linear)
+        and has_plain_weights(modules.second, nn.Linear)
         and is_plain(modules.dropout, Dropout)
         and round_probability(modules.dropout.p) < 1
-        and next(modules.activation.parameters(), None) is None
+        and is_plain(modules.activation, type(modules.activation))
+        and isinstance(modules.activation, ACTIVATIONS)
+        # With frozen weights there is little to compute backwards but what would be computed again.
+        and (modules.first.weight.requires_grad or not torch.is_grad_enabled())
     )
 
 
@@ -96,6 +102,9 @@ def _widen(rows: torch.Tensor, parameters: Sequence[torch.Tensor], options: _Opt
     return options.activation(torch.addmm(first_bias, normalized, first_weight.mT))
 
 
+_NUM_TENSORS = 7  # the rows, and weight and bias of the norm and both maps
+
+
 class _ChunkedFeedForward(torch.autograd.Function):
     """x + dropout(activation(LN(x) W_1^T + b_1) W_2^T + b_2), whose backward pass keeps x and where dropout was."""
 
@@ -117,16 +126,18 @@ class _ChunkedFeedForward(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         (gradient,) = gradients
-        (rows, *parameters), masks = ctx.saved_tensors[:7], ctx.saved_tensors[7:]
+        tensors = ctx.saved_tensors
+        rows, parameters, masks = tensors[0], tensors[1:_NUM_TENSORS], tensors[_NUM_TENSORS:]
         # If gradients of these gradients are wanted, PyTorch's own rules give them.
         differentiate = _trace_gradients if torch.is_grad_enabled() else _compute_gradients
-        return None, *differentiate(ctx.options, rows, parameters, masks, gradient)
+        with torch.autocast("cpu", enabled=False):
+            return None, *differentiate(ctx.options, rows, parameters, masks, gradient)
 
 
 def _compute_gradients(
     options: _Options,
     rows: torch.Tensor,
-    parameters: list[torch.Tensor],
+    parameters: tuple[torch.Tensor, ...],
     masks: tuple[torch.Tensor, ...],
     gradient: torch.Tensor,
 ) -> list[torch.Tensor]:
@@ -134,7 +145,8 @@ def _compute_gradients(
     *wide_parameters, second_weight, _ = parameters
     size = options.rows_per_chunk
     row_gradient = torch.empty_like(rows)
-    sums = [torch.zeros_like(parameter) for parameter in parameters]
+    precise = torch.promote_types(rows.dtype, torch.float32)  # many chunks would add up badly in half precision
+    sums = [torch.zeros_like(parameter, dtype=precise) for parameter in parameters]
     targets = zip(rows.split(size), gradient.split(size), row_gradient.split(size), strict=True)
     for number, (chunk, chunk_gradient, target) in enumerate(targets):
         update_gradient = chunk_gradient
@@ -148,13 +160,13 @@ def _compute_gradients(
         found = (*found[1:], update_gradient.mT @ wide.detach(), update_gradient.sum(dim=0))
         for total, part in zip(sums, found, strict=True):
             total += part
-    return [row_gradient, *sums]
+    return [row_gradient, *(total.to(rows.dtype) for total in sums)]
 
 
 def _trace_gradients(
     options: _Options,
     rows: torch.Tensor,
-    parameters: list[torch.Tensor],
+    parameters: tuple[torch.Tensor, ...],
     masks: tuple[torch.Tensor, ...],
     gradient: torch.Tensor,
 ) -> tuple[torch.Tensor, ...]:

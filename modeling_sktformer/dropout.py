@@ -45,7 +45,7 @@ def draw_kept(inputs: torch.Tensor, probability: float) -> torch.Tensor:
     Returns:
         `torch.BoolTensor` of the shape of `inputs`.
     """
-    numbers = torch.empty(-(-inputs.numel() // 4), dtype=torch.int64).random_(-(2**63), None)
+    numbers = torch.empty(-(-inputs.numel() // 4), dtype=torch.int64, device=inputs.device).random_(-(2**63), None)
     levels = numbers.view(torch.int16)[: inputs.numel()].view(inputs.shape)
     return levels >= round(probability * NUM_LEVELS) - NUM_LEVELS // 2
 

@@ -142,6 +142,28 @@ class _Kept(NamedTuple):
     feature_root: torch.Tensor | None
 
 
+class _Branch(NamedTuple):
+    """
+    One branch of a batch.
+
+    `range`: its coefficients p among the products. `vectors`: C, centred, `(B, m, d)`. `directions`, `root`: Q and R
+    of C^T = Q R, `(B, d, .)` and `(B, ., m)`, or `None` and C^T. `gain`, `shift`, `eps`: of its norm.
+    """
+
+    name: str
+    range: slice
+    vectors: torch.Tensor
+    directions: torch.Tensor
+    root: torch.Tensor
+    gain: torch.Tensor
+    shift: torch.Tensor
+    eps: float
+
+    def inverse_deviation(self, images: torch.Tensor) -> torch.Tensor:
+        """1 / sigma, `(B, 1, S)`, from R p."""
+        return (images.square().sum(dim=1, keepdim=True) / self.vectors.shape[-1] + self.eps).rsqrt()
+
+
 def folded_attention(inputs: FoldedInputs, options: FoldedOptions) -> tuple[torch.Tensor, torch.Tensor | None]:
     """
     Compute skeleton attention with its projections and norms.
@@ -177,7 +199,8 @@ class _FoldedAttention(torch.autograd.Function):
             output_gradient = torch.zeros_like(inputs.hidden_states)
         # If gradients of these gradients are wanted, they must not take Q and R for constants.
         differentiate = _trace_gradients if torch.is_grad_enabled() else _compute_gradients
-        found = differentiate(inputs, ctx.options, kept, output_gradient, weight_gradient)
+        with torch.autocast("cpu", enabled=False):
+            found = differentiate(inputs, ctx.options, kept, output_gradient, weight_gradient)
         return None, *(found.get(name) for name in FoldedInputs._fields)
 
 
@@ -215,7 +238,7 @@ def _compute(inputs: FoldedInputs, options: FoldedOptions, with_root: bool) -> t
         token_weights = softmax_over_landmarks(scores, inputs.landmark_mask, dim=2)
         if inputs.token_dropout is not None:
             undropped_weights, token_weights = token_weights, token_weights * inputs.token_dropout
-        products[:, token] = token_weights.flatten(1, 2)
+        products[:, token] = token_weights.flatten(1, 2)  # where the scores were
         parts["token"] = _decompose(values.transpose(1, 2), with_root)
     if inputs.feature_rows is not None:
         columns = products[:, feature.stop :]
@@ -259,94 +282,160 @@ def _compute_gradients(
     weight_gradient: torch.Tensor | None,
 ) -> dict[str, torch.Tensor]:
     """The gradients by the names of the inputs, from those of the output and of the landmarks' weights."""
-    states, products, num_heads = inputs.hidden_states, kept.products, options.num_heads
-    batch_size, _, hidden_size = states.shape
-    query_map = _query_map(inputs, num_heads)
-    branches = _branches(
-        inputs,
-        options,
-        {
-            "token": (kept.token_vectors, kept.token_directions, kept.token_root),
-            "feature": (kept.feature_vectors, kept.feature_directions, kept.feature_root),
-        },
+    parts = {
+        "token": (kept.token_vectors, kept.token_directions, kept.token_root),
+        "feature": (kept.feature_vectors, kept.feature_directions, kept.feature_root),
+    }
+    branches = _branches(inputs, options, {name: part for name, part in parts.items() if part[0] is not None})
+    coefficients, blocks, found = _go_back_through_norms(inputs, options, kept, branches, output_gradient)
+    product_gradients, sums_gradient, query_map_gradient = [], None, None
+    if "token" in coefficients:
+        product_gradients.append(
+            _go_back_through_weights(inputs, options, kept, coefficients["token"], weight_gradient)
+        )
+    if "feature" in coefficients:
+        column_gradient, sums_gradient, query_map_gradient = _go_back_through_sums(
+            inputs, options, kept, blocks["feature"]
+        )
+        product_gradients += [coefficients["feature"], column_gradient]
+    product_gradient = torch.cat(product_gradients, dim=1)  # (B, M, S)
+    found["hidden_states"] = product_gradient.mT @ kept.maps[..., :-1]
+    if sums_gradient is not None:
+        columns = kept.products[:, -sums_gradient.shape[1] :]
+        found["hidden_states"].baddbmm_(columns.mT, sums_gradient[..., :-1])
+    sums = product_gradient.sum(dim=-1, keepdim=True)
+    maps_gradient = torch.cat([product_gradient @ inputs.hidden_states, sums], dim=-1)  # (B, M, d + 1)
+    return found | _go_back_through_maps(
+        inputs, options, kept, maps_gradient, query_map_gradient, blocks.get("token"), found["hidden_states"]
     )
-    found = {}
 
-    # Output and norms: gradients of the coefficients and of the blocks of C, branch by branch.
-    bias_gradient = output_gradient.sum(dim=(0, 1))
-    shift_gradient = bias_gradient @ inputs.output_weight / len(branches)
+
+def _go_back_through_norms(
+    inputs: FoldedInputs,
+    options: FoldedOptions,
+    kept: _Kept,
+    branches: Sequence[_Branch],
+    output_gradient: torch.Tensor,
+) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """
+    From the output to what the branches combine.
+
+    Returns the gradients of the coefficients `(B, m, S)` and of the blocks of C `(B, H, m / H, h)` by branch, and
+    those of the output projection and the norms by the names of the inputs.
+    """
+    num_branches = len(branches)
+    normalized, image_products, coefficient_gradients = [], [], {}
     normalized_gradients = kept.output_maps @ output_gradient.mT  # (B, ., S)
-    normalized, image_products = [], []
-    coefficient_gradients = {}
     for branch in branches:
-        coefficients, gradient = products[:, branch.range], normalized_gradients[:, branch.range]
+        coefficients, gradient = kept.products[:, branch.range], normalized_gradients[:, branch.range]
         images = branch.root @ coefficients  # R p, as long as C^T p
         inverse = branch.inverse_deviation(images)
         normalized.append(coefficients * inverse)
         # How the loss changes with |C^T p|^2 / 2.
-        slopes = (gradient * coefficients).sum(dim=1, keepdim=True) * inverse.pow(3) / -hidden_size
+        slopes = (gradient * coefficients).sum(dim=1, keepdim=True) * inverse.pow(3) / -branch.vectors.shape[-1]
         images = images * slopes
         coefficient_gradients[branch.name] = torch.baddbmm(gradient * inverse, branch.root.mT, images)
         image_products.append((coefficients @ images.mT) @ branch.directions.mT)
-    map_gradient = torch.cat(normalized, dim=1) @ output_gradient
-    scaled_gradient = map_gradient @ inputs.output_weight / len(branches)
+
+    bias_gradient = output_gradient.sum(dim=(0, 1))
+    shift_gradient = bias_gradient @ inputs.output_weight / num_branches
+    map_gradient = torch.cat(normalized, dim=1) @ output_gradient  # (B, ., d)
+    weight_gradient = map_gradient.flatten(0, 1).mT @ _scaled_vectors(branches).flatten(0, 1)
+    found = {
+        "output_weight": torch.addr(weight_gradient, bias_gradient, _mean_shift(branches)),
+        "output_bias": bias_gradient,
+    }
+    scaled_gradients = map_gradient @ inputs.output_weight / num_branches  # (B, ., d)
     block_gradients = {}
     for branch, image_product in zip(branches, image_products, strict=True):
-        gradient = scaled_gradient[:, branch.range]
-        found[f"{branch.name}_gain"] = (gradient * branch.vectors).sum(dim=(0, 1))
-        found[f"{branch.name}_shift"] = shift_gradient
-        gradient = torch.addcmul(image_product, gradient, branch.gain)
-        block_gradients[branch.name] = _diagonal_blocks(gradient - gradient.mean(dim=-1, keepdim=True), num_heads)
-    found["output_bias"] = bias_gradient
-    found["output_weight"] = torch.addr(
-        map_gradient.flatten(0, 1).mT @ _scaled_vectors(branches).flatten(0, 1), bias_gradient, _mean_shift(branches)
-    )
+        scaled_gradient = scaled_gradients[:, branch.range]
+        found[f"{branch.name}_gain"] = (scaled_gradient * branch.vectors).sum(dim=(0, 1))
+        found[f"{branch.name}_shift"] = shift_gradient.clone()
+        centred_gradient = torch.addcmul(image_product, scaled_gradient, branch.gain)
+        vector_gradient = centred_gradient - centred_gradient.mean(dim=-1, keepdim=True)
+        block_gradients[branch.name] = _diagonal_blocks(vector_gradient, options.num_heads)
+    return coefficient_gradients, block_gradients, found
 
-    # Softmaxes, and what is read from the tokens.
+
+def _go_back_through_weights(
+    inputs: FoldedInputs,
+    options: FoldedOptions,
+    kept: _Kept,
+    coefficient_gradient: torch.Tensor,
+    weight_gradient: torch.Tensor | None,
+) -> torch.Tensor:
+    """From the weights of the landmarks, `(B, H k, S)`, to their scores."""
+    token, _ = _coefficient_ranges(inputs, options)
+    gradient = coefficient_gradient.unflatten(1, (options.num_heads, -1))
+    if weight_gradient is not None:
+        gradient = gradient + weight_gradient
+    dropped = kept.products[:, token].unflatten(1, (options.num_heads, -1))
+    weights = dropped if kept.undropped_weights is None else kept.undropped_weights
+    weighted = gradient * dropped
+    return (weighted - weights * weighted.sum(dim=2, keepdim=True)).flatten(1, 2)
+
+
+def _go_back_through_sums(
+    inputs: FoldedInputs, options: FoldedOptions, kept: _Kept, block_gradient: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """
+    From the feature branch's weights before dropout, `(B, H, s2, h)`, to what they come from.
+
+    Returns the gradients of the sampled keys `(B, H s2, S)`, of K_J^T X and K_J^T 1 before they are scaled
+    `(B, H s2, d + 1)`, and of the projection of the queries `(H, h, d + 1)`.
+    """
+    weights, key_sums, batch_size = kept.feature_weights, kept.key_sums, len(inputs.hidden_states)
+    assert weights is not None
+    assert key_sums is not None
+    gradient = block_gradient if inputs.feature_dropout is None else block_gradient * inputs.feature_dropout
+    score_gradient = weights * (gradient - (gradient * weights).sum(dim=2, keepdim=True))
+    score_gradient = score_gradient.transpose(0, 1).flatten(1, 2)  # (H, B s2, h)
+    query_map = _query_map(inputs, options.num_heads)
+    sums_gradient = _batch_first(score_gradient @ query_map, batch_size) * _feature_scale(inputs)
+    column_gradient = torch.baddbmm(sums_gradient[..., -1:], sums_gradient[..., :-1], inputs.hidden_states.mT)
+    if inputs.token_mask is not None:
+        column_gradient *= inputs.token_mask.unsqueeze(1)
+    return column_gradient, sums_gradient, score_gradient.mT @ key_sums
+
+
+def _go_back_through_maps(
+    inputs: FoldedInputs,
+    options: FoldedOptions,
+    kept: _Kept,
+    maps_gradient: torch.Tensor,
+    query_map_gradient: torch.Tensor | None,
+    value_gradient: torch.Tensor | None,
+    states_gradient: torch.Tensor,
+) -> dict[str, torch.Tensor]:
+    """
+    From how products are read, `(B, M, d + 1)`, and the landmarks' values, `(B, H, k, h)`, to the projections.
+
+    Takes what the feature branch has for the projection of the queries, and adds to the gradient of the states what
+    they get as landmarks.
+    """
+    num_heads, hidden_size, batch_size = options.num_heads, states_gradient.shape[-1], len(states_gradient)
     token, feature = _coefficient_ranges(inputs, options)
-    product_gradients = []
-    query_map_gradient = torch.zeros_like(query_map)
-    if inputs.landmarks is not None:
-        gradient = coefficient_gradients["token"].unflatten(1, (num_heads, -1))
-        if weight_gradient is not None:
-            gradient = gradient + weight_gradient
-        dropped = products[:, token].unflatten(1, (num_heads, -1))
-        weights = dropped if kept.undropped_weights is None else kept.undropped_weights
-        gradient = gradient * dropped
-        product_gradients.append((gradient - weights * gradient.sum(dim=2, keepdim=True)).flatten(1, 2))
-    if kept.feature_weights is not None and kept.key_sums is not None:
-        gradient, weights = block_gradients["feature"], kept.feature_weights
-        if inputs.feature_dropout is not None:
-            gradient = gradient * inputs.feature_dropout
-        gradient = weights * (gradient - (gradient * weights).sum(dim=2, keepdim=True))
-        gradient = gradient.transpose(0, 1).flatten(1, 2)  # (H, B s2, h)
-        query_map_gradient = gradient.mT @ kept.key_sums
-        sums_gradient = _batch_first(gradient @ query_map, batch_size) * _feature_scale(inputs)
-        column_gradient = torch.baddbmm(sums_gradient[..., -1:], sums_gradient[..., :-1], states.mT)
-        if inputs.token_mask is not None:
-            column_gradient *= inputs.token_mask.unsqueeze(1)
-        product_gradients += [coefficient_gradients["feature"], column_gradient]
-    product_gradient = torch.cat(product_gradients, dim=1)
-    states_gradient = product_gradient.mT @ kept.maps[..., :-1]
-    maps_gradient = torch.cat([product_gradient @ states, product_gradient.sum(dim=-1, keepdim=True)], dim=-1)
-
-    # The maps themselves.
+    query_map = _query_map(inputs, num_heads)
+    if query_map_gradient is None:
+        query_map_gradient = torch.zeros_like(query_map)
     key_value_gradient = maps_gradient.new_zeros(2 * hidden_size, hidden_size + 1)
-    if inputs.landmarks is not None and kept.keys is not None and kept.landmark_states is not None:
-        gradient = _heads_first(maps_gradient[:, token], num_heads)
-        query_map_gradient = torch.baddbmm(query_map_gradient, kept.keys.mT, gradient)
-        key_gradient = gradient @ query_map.mT * query_map.shape[1] ** -0.5
+    if value_gradient is not None:
+        assert inputs.landmarks is not None
+        assert kept.keys is not None
+        assert kept.landmark_states is not None
+        score_map_gradient = _heads_first(maps_gradient[:, token], num_heads)  # (H, B k, d + 1)
+        query_map_gradient = torch.baddbmm(query_map_gradient, kept.keys.mT, score_map_gradient)
+        key_gradient = score_map_gradient @ query_map.mT * query_map.shape[1] ** -0.5
         key_gradient = key_gradient.unflatten(1, (batch_size, -1)).permute(1, 2, 0, 3)  # (B, k, H, h)
-        gradient = torch.stack([key_gradient, block_gradients["token"].transpose(1, 2)], dim=2).flatten(2)
-        rows = gradient.flatten(0, 1)  # (B k, 2 d)
-        landmarks = kept.landmark_states.flatten(0, 1)
-        key_value_gradient = torch.cat([rows.mT @ landmarks, rows.sum(dim=0).unsqueeze(1)], dim=1)
-        _add_to_tokens(states_gradient, inputs.landmarks, gradient @ _key_value_map(inputs)[0])
+        projected_gradient = torch.stack([key_gradient, value_gradient.transpose(1, 2)], dim=2).flatten(2)
+        rows = projected_gradient.flatten(0, 1)  # (B k, 2 d)
+        landmark_rows = kept.landmark_states.flatten(0, 1)
+        key_value_gradient = torch.cat([rows.mT @ landmark_rows, rows.sum(dim=0).unsqueeze(1)], dim=1)
+        _add_to_tokens(states_gradient, inputs.landmarks, projected_gradient @ _key_value_map(inputs)[0])
     if inputs.feature_rows is not None:
-        states_gradient.baddbmm_(products[:, feature.stop :].mT, sums_gradient[..., :-1])
-        rows = _key_value_rows(inputs.feature_rows, hidden_size)
-        key_value_gradient.index_add_(0, rows, maps_gradient[:, feature.start :].sum(dim=0))
-    found["hidden_states"] = states_gradient
+        sampled = _key_value_rows(inputs.feature_rows, hidden_size)
+        key_value_gradient.index_add_(0, sampled, maps_gradient[:, feature.start :].sum(dim=0))
+    found = {}
     found["query_weight"], found["query_bias"] = _split_bias(query_map_gradient.flatten(0, 1))
     for name, gradient in zip(("key", "value"), key_value_gradient.chunk(2), strict=True):
         found[f"{name}_weight"], found[f"{name}_bias"] = _split_bias(gradient)
@@ -373,28 +462,6 @@ def _trace_gradients(
     return dict(zip(names, pull_back(cotangents), strict=True))
 
 
-class _Branch(NamedTuple):
-    """
-    One branch of a batch.
-
-    `range`: its coefficients p among the products. `vectors`: C, centred, `(B, m, d)`. `directions`, `root`: Q and R
-    of C^T = Q R, `(B, d, .)` and `(B, ., m)`, or `None` and C^T. `gain`, `shift`, `eps`: of its norm.
-    """
-
-    name: str
-    range: slice
-    vectors: torch.Tensor
-    directions: torch.Tensor
-    root: torch.Tensor
-    gain: torch.Tensor
-    shift: torch.Tensor
-    eps: float
-
-    def inverse_deviation(self, images: torch.Tensor) -> torch.Tensor:
-        """1 / sigma, `(B, 1, S)`, from R p."""
-        return (images.square().sum(dim=1, keepdim=True) / self.vectors.shape[-1] + self.eps).rsqrt()
-
-
 def _branches(inputs: FoldedInputs, options: FoldedOptions, parts: Mapping[str, tuple]) -> list[_Branch]:
     """The branches that are on, from what [`_decompose`] has returned for them."""
     ranges = _coefficient_ranges(inputs, options)
@@ -404,7 +471,9 @@ def _branches(inputs: FoldedInputs, options: FoldedOptions, parts: Mapping[str, 
     )
     branches = []
     for (name, gain, shift, eps), coefficients in zip(norms, ranges, strict=True):
-        if gain is not None and shift is not None:
+        if name in parts:
+            assert gain is not None
+            assert shift is not None
             vectors, directions, root = parts[name]
             branches.append(_Branch(name, coefficients, vectors, directions, root, gain, shift, eps))
     return branches

@@ -6,10 +6,10 @@ from torch import nn
 
 def is_plain(module: nn.Module, kind: type[nn.Module]) -> bool:
     """
-    Whether a module is its weight and bias and nothing else, so that these can be used without calling it.
+    Whether to call a module does nothing but what its class says, so that the call can be left out.
 
-    Not so an adapter or a quantised layer in its place, a layer with a hook (pruning and weight norm compute the
-    weight in one), nor a layer whose weight accelerate brings in when it is called.
+    Not so an adapter in its place, a module with a hook (pruning and weight norm compute the weight in one) or while
+    there are hooks on all modules, nor a module whose weight accelerate brings in when it is called.
 
     Args:
         module (`nn.Module`): The module.
@@ -18,19 +18,37 @@ def is_plain(module: nn.Module, kind: type[nn.Module]) -> bool:
     Returns:
         `bool`
     """
-    has_hooks = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks
-    return type(module) is kind and not has_hooks and "forward" not in vars(module)
+    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    return (
+        type(module) is kind
+        and not any(hooks)
+        and not nn.modules.module._has_any_global_hook()
+        and "forward" not in vars(module)
+    )
+
+
+def has_plain_weights(module: nn.Module, kind: type[nn.Module]) -> bool:
+    """
+    Whether a module [`is_plain`] and has a weight and a bias that are tensors like others.
+
+    Quantised and sharded weights are not: they know a few operations of their own.
+    """
+    return is_plain(module, kind) and all(
+        type(getattr(module, name)) in (nn.Parameter, torch.Tensor) for name in ("weight", "bias")
+    )
 
 
 def needs_plain_operations() -> bool:
     """
-    Whether someone looks at the single operations: a compiler, autocast, or a transform of functions (`torch.func`).
+    Whether someone looks at the single operations: a compiler, autocast, forward-mode differentiation or `torch.func`.
 
-    They choose types, fuse and batch operations that they know; gradients written by hand would be in their way.
+    They choose types, fuse, batch and differentiate operations that they know; gradients written by hand would be in
+    their way.
     """
     return (
         torch.compiler.is_compiling()
         or torch.jit.is_tracing()
         or torch.is_autocast_enabled("cpu")
         or torch._C._are_functorch_transforms_active()
+        or torch.autograd.forward_ad._current_level >= 0
     )

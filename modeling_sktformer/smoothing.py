@@ -13,7 +13,7 @@ from torch import nn
 from transformers.activations import ACT2FN
 
 from .dropout import Dropout
-from .plain_modules import is_plain
+from .plain_modules import has_plain_weights, is_plain
 
 
 # Measured on CPUs: up to this width the stem is faster token by token than column by column, in training from 384
@@ -301,7 +301,7 @@ class PositionBatchNorm(nn.Module):
         if self.running_mean.dtype == states.dtype:
             running = (self.running_mean[:length], self.running_var[:length])
             return nn.functional.batch_norm(states, *running, weight, bias, True, momentum, self.eps)
-        # Its running statistics after one step with momentum 1 are the batch's own.
+        # Statistics kept in half precision: those after one step with momentum 1 are the batch's own.
         mean, unbiased = states.new_zeros(2, length).unbind()
         outputs = nn.functional.batch_norm(states, mean, unbiased, weight, bias, True, 1.0, self.eps)
         self.running_mean[:length].lerp_(mean.to(self.running_mean.dtype), momentum)
@@ -432,7 +432,7 @@ class ConvolutionStem(nn.Module):
     def _is_narrow(self, hidden_states: torch.Tensor) -> bool:
         """Whether to convolve with the columns of a token side by side in memory, as they stand around the stem."""
         narrow = hidden_states.shape[-1] <= MAX_NARROW_SIZE and hidden_states.device.type == "cpu"
-        return narrow and is_plain(self.convolution, nn.Conv1d)
+        return narrow and has_plain_weights(self.convolution, nn.Conv1d)
 
     def _convolve_columns(self, smoothed: torch.Tensor | None, hidden_states: torch.Tensor) -> torch.Tensor:
         columns = hidden_states.mT

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.utils import parametrizations, prune
+from torch.testing._internal.two_tensor import TwoTensor
 
 from builders import assert_equal, make_config, make_model
 from modeling_sktformer import SKTformerForSequenceClassification, attention, chunked_feed_forward, smoothing
@@ -11,7 +12,7 @@ from modeling_sktformer.attention import SkeletonAttention
 from modeling_sktformer.dropout import Dropout
 from modeling_sktformer.folded_attention import is_folding_cheaper
 from modeling_sktformer.modeling_sktformer import SKTformerLayer
-from modeling_sktformer.plain_modules import is_plain
+from modeling_sktformer.plain_modules import has_plain_weights, is_plain
 from modeling_sktformer.smoothing import ConvolutionStem
 
 
@@ -160,6 +161,52 @@ def test_a_hook_on_a_part_of_the_attention_is_called(layer, fast):
     assert calls
 
 
+@pytest.mark.parametrize("name", ["query", "output", "token_norm", "feature_norm"])
+def test_parts_without_bias_are_attended_to_directly(name, fast):
+    attention_layer = make_attention()
+    part = getattr(attention_layer, name)
+    part.bias.data.zero_()
+    states = torch.randn(2, 5, attention_layer.query.in_features, dtype=torch.float64)
+    expected = attention_layer(states, None)[0]
+    part.bias = None
+    assert not attention_layer.is_folded(states)
+    assert_equal(attention_layer(states, None)[0], expected)
+
+
+def test_outputs_have_gradients_with_respect_to_attentions_that_are_asked_for(fast):
+    model = make_model(SKTformerForSequenceClassification).train()
+    states = torch.randn(2, 16, model.config.hidden_size, dtype=torch.float64)
+    outputs = model(inputs_embeds=states, output_attentions=True)
+    gradients = torch.autograd.grad(outputs.logits.sum(), outputs.attentions)
+    assert all(gradient.abs().max() > 0 for gradient in gradients)
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_gradient_checkpointing_goes_through_the_fast_paths(use_reentrant, fast):
+    overrides = {"hidden_dropout_prob": 0.2, "attention_probs_dropout_prob": 0.2, "smoother_dropout_prob": 0.2}
+    model = make_model(SKTformerForSequenceClassification, **overrides).train()
+    states = torch.randn(2, 16, model.config.hidden_size, dtype=torch.float64)
+    found = []
+    for checkpointing in (False, True):
+        if checkpointing:
+            model.gradient_checkpointing_enable({"use_reentrant": use_reentrant})
+        model.zero_grad()
+        torch.manual_seed(0)
+        model(inputs_embeds=states.clone().requires_grad_()).logits.square().sum().backward()
+        found.append({name: parameter.grad for name, parameter in model.named_parameters()})
+    assert_equal(found[1], found[0])
+
+
+def test_a_changed_dropout_sees_the_attention_matrix(fast):
+    layer = make_attention()
+    states = torch.randn(2, 5, layer.query.in_features, dtype=torch.float64)
+    probabilities = layer(states, None)[1]
+    seen = []
+    layer.dropout.register_forward_hook(lambda module, inputs, output: seen.append(inputs[0]))
+    layer(states, None)
+    assert_equal(seen[0], probabilities)
+
+
 def test_changed_layers_are_not_plain():
     linear = nn.Linear(4, 4)
     assert is_plain(linear, nn.Linear)
@@ -168,6 +215,17 @@ def test_changed_layers_are_not_plain():
     assert not is_plain(parametrizations.weight_norm(nn.Linear(4, 4)), nn.Linear)
     vars(linear)["forward"] = lambda inputs: inputs  # as accelerate does
     assert not is_plain(linear, nn.Linear)
+    linear = nn.Linear(4, 4)
+    linear.register_full_backward_pre_hook(lambda *call: None)
+    assert not is_plain(linear, nn.Linear)
+    linear = nn.Linear(4, 4)
+    handle = nn.modules.module.register_module_forward_hook(lambda *call: None)
+    assert not is_plain(linear, nn.Linear)
+    handle.remove()
+    assert is_plain(linear, nn.Linear)
+    assert not has_plain_weights(nn.Linear(4, 4, bias=False), nn.Linear)
+    linear.weight = nn.Parameter(TwoTensor(torch.ones(4, 4), torch.ones(4, 4)))
+    assert not has_plain_weights(linear, nn.Linear)
 
 
 def test_half_precision_is_attended_to_directly(fast):
@@ -220,7 +278,19 @@ def test_chunks_are_the_whole_feed_forward_part(dropout, monkeypatch):
     assert torch.autograd.gradgradcheck(compute, (states,))
 
 
-REASONS = ["few tokens", "wide", "hook", "hook on the whole", "autocast", "parameters", "chunk size", "other module"]
+REASONS = [
+    "few tokens",
+    "wide",
+    "hook",
+    "hook on the whole",
+    "autocast",
+    "parameters",
+    "random activation",
+    "no bias",
+    "frozen",
+    "chunk size",
+    "other module",
+]
 
 
 @pytest.mark.parametrize("reason", REASONS)
@@ -228,7 +298,7 @@ def test_chunks_are_only_made_where_they_may_be(reason, monkeypatch):
     layer = make_layer(chunk_size_feed_forward=3 if reason == "chunk size" else 0)
     width, size = layer.mlp.intermediate.out_features, layer.mlp.intermediate.in_features
     monkeypatch.setattr(chunked_feed_forward, "CHUNK_VALUES", (4 if reason != "few tokens" else 6) * width)
-    states = torch.randn(1, 21, size, dtype=torch.float64)
+    states = torch.randn(1, 21, size, dtype=torch.float64, requires_grad=True)
     expected = plain_feed_forward(layer, states)
     if reason == "wide":
         monkeypatch.setattr(chunked_feed_forward, "MAX_HIDDEN_SIZE", size - 1)
@@ -239,8 +309,16 @@ def test_chunks_are_only_made_where_they_may_be(reason, monkeypatch):
     elif reason == "parameters":
         layer.mlp.activation = nn.PReLU(dtype=torch.float64)
         expected = plain_feed_forward(layer, states)
+    elif reason == "random activation":
+        layer.mlp.activation = nn.RReLU(lower=0.1, upper=0.1)
+        expected = plain_feed_forward(layer, states)
+    elif reason == "no bias":
+        layer.mlp_norm = nn.LayerNorm(size, bias=False, dtype=torch.float64)
+        expected = plain_feed_forward(layer, states)
+    elif reason == "frozen":
+        layer.mlp.requires_grad_(False)
     elif reason == "other module":
-        layer.mlp = nn.Linear(size, size).double()
+        layer.set_submodule("mlp", nn.Linear(size, size).double())
         expected = plain_feed_forward(layer, states)
     with torch.autocast("cpu", torch.bfloat16, enabled=reason == "autocast"):
         outputs = layer._feed_forward(states)
