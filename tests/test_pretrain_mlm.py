@@ -79,7 +79,9 @@ def test_a_run_leaves_a_model_that_fills_masks(tmp_path, recipe, monkeypatch, ca
     monkeypatch.chdir(tmp_path)
     caplog.set_level("INFO")
     steps = ["--max_steps", 220, "--eval_steps", 110, "--save_steps", 110, "--learning_rate", 2e-3, "--seed", 3]
-    sizes = "hidden_size=64,intermediate_size=128,hidden_dropout_prob=0.0"
+    overrides = {"hidden_size": 64, "intermediate_size": 128, "hidden_dropout_prob": 0.0}
+    overrides |= {"smoother_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    sizes = ",".join(f"{name}={value}" for name, value in overrides.items())
     run(monkeypatch, "--recipe", recipe, *steps, "--config_overrides", sizes)
     folder = tmp_path / "run"
     metrics = metrics_of(folder)
@@ -90,7 +92,8 @@ def test_a_run_leaves_a_model_that_fills_masks(tmp_path, recipe, monkeypatch, ca
     assert metrics["environment"]["torch"]
     assert (folder / "loss.png").read_bytes().startswith(b"\x89PNG")
     fill_mask = pipeline("fill-mask", model=str(folder))
-    assert fill_mask("the dog often [MASK] at noon .")[0]["token_str"] in ("barks", "meows", "sings")
+    guesses = {guess["token_str"] for guess in fill_mask("the dog often [MASK] at noon .", top_k=3)}
+    assert len(guesses & {"barks", "meows", "sings"}) >= 2
     model = AutoModelForMaskedLM.from_pretrained(folder)
     assert model.config.landmark_seed == 3
     assert model.num_parameters() == metrics["parameters"]
