@@ -47,6 +47,7 @@ from measurement import (
     probe_cuda_step,
     probe_step,
     time_interleaved,
+    time_step,
 )
 from operation_counts import count_operations, count_step
 from plots import plot_benchmark
@@ -80,7 +81,10 @@ class BenchmarkArguments:
     )
     baseline: str = field(default="bert-sdpa", metadata={"help": "The model that speeds are multiples of."})
     rounds: int = field(default=7, metadata={"help": "How often each step is timed."})
-    warmup: int = field(default=2, metadata={"help": "Rounds before those that count."})
+    warmup: int = field(
+        default=2,
+        metadata={"help": "Calls before those that count, in each round's process or, on CUDA and compiled, once."},
+    )
     time_limit_s: float = field(
         default=60.0,
         metadata={"help": "A slower step is timed in fewer rounds and left out at greater lengths."},
@@ -141,6 +145,16 @@ class BenchmarkArguments:
         self.dropout = list(dict.fromkeys(self.dropout))
 
     @property
+    def in_own_processes(self) -> bool:
+        """Whether each round of each model is a process. A device is slow to open, a model to compile, for that."""
+        return self.setting.device == "cpu" and not self.compile
+
+    @property
+    def warmup_rounds(self) -> int:
+        """Rounds before those that count, if these have no processes of their own that would have to warm up."""
+        return 0 if self.in_own_processes else self.warmup
+
+    @property
     def setting(self) -> Setting:
         """What all models have in common."""
         device = self.device if self.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
@@ -198,7 +212,7 @@ def benchmark(arguments: BenchmarkArguments, path: Path) -> None:
     cells = [(length, case) for length in arguments.lengths for case in arguments.cases]
     done = {(row["length"], row["mode"], row["dropout"]) for row in section["rows"]}
     cells = [(length, case) for length, case in cells if (length, case.mode, case.dropout) not in done]
-    steps_per_cell = len(arguments.models) + arguments.warmup + arguments.rounds
+    steps_per_cell = len(arguments.models) + arguments.warmup_rounds + arguments.rounds
     with tqdm(total=len(cells) * steps_per_cell, desc="Benchmark", unit="step") as progress:
         for length, case in cells:
             progress.set_postfix_str(f"{case.title.lower()}, {length:,} tokens")
@@ -288,17 +302,18 @@ def save_section(section: dict[str, Any], path: Path) -> None:
 class GuardedStep:
     """A step that keeps what made it fail, as a few words, and from then on does nothing."""
 
-    def __init__(self, step: Callable[[], None]):
-        self.step: Callable[[], None] | None = step
+    def __init__(self, step: Callable[[], Any]):
+        self.step: Callable[[], Any] | None = step
         self.reason: str | None = None
 
-    def __call__(self) -> None:
+    def __call__(self) -> Any:
         if self.step is None:
-            return
+            return None
         try:
-            self.step()
+            return self.step()
         except Exception as error:
             self.step, self.reason = None, failure_reason(error)
+            return None
 
 
 def measure_models(
@@ -333,7 +348,7 @@ def measure_models(
     steps: dict[str, GuardedStep] = {}
     for name in probes:
         try:
-            steps[name] = GuardedStep(make_step(name, arguments.setting, length, case))
+            steps[name] = GuardedStep(prepare_step(arguments, name, length, case))
         except Exception as error:
             reasons[name] = failure_reason(error)
     fewer = {
@@ -341,7 +356,7 @@ def measure_models(
         for name, probe in probes.items()
         if probe.wall > arguments.time_limit_s
     }
-    times = time_interleaved(steps, arguments.rounds, arguments.warmup, fewer, progress)
+    times = time_interleaved(steps, arguments.rounds, arguments.warmup_rounds, fewer, progress)
     reasons |= {name: step.reason for name, step in steps.items()}
     steps.clear()
     gc.collect()
@@ -371,6 +386,16 @@ def reason_from_shorter(rows: Sequence[Mapping], length: int, time_limit: float)
     # No step grows slower than its input does.
     seconds = last["step_time_ms"] / 1000 * length / last["length"]
     return f"over {time_limit:g} s" if seconds > time_limit else None
+
+
+def prepare_step(arguments: BenchmarkArguments, name: str, length: int, case: Case) -> Callable[[], Any]:
+    """
+    A step to be timed; where every round takes place in a process of its own, it returns its time, see [`time_step`].
+    """
+    what = (name, arguments.setting, length, case)
+    if not arguments.in_own_processes:
+        return make_step(*what)
+    return partial(time_step, make_step, *what, warmup=arguments.warmup, preload=_PRELOADED)
 
 
 def probe_model(arguments: BenchmarkArguments, name: str, length: int, case: Case) -> Probe:
@@ -455,7 +480,8 @@ def format_document(sections: Sequence[Mapping], name: str) -> str:
         "Sequence classification by encoders of the same width, depth, heads and feed-forward width, each made for "
         "the length, on the same random tokens without padding. A training step is forward pass, backward pass and "
         "AdamW's update; inference is a forward pass in evaluation mode. Memory is measured for each model alone: "
-        "gradients, the optimizer's state and what the passes keep, without the weights.",
+        "gradients, the optimizer's state and what the passes keep, without the weights. On CPUs every round of every "
+        "model is a process of its own.",
         "",
         *(
             f"- {MODELS[model]}: {NOTES[model]}"

@@ -20,6 +20,7 @@ from tqdm import tqdm
 
 OUT_OF_MEMORY = "out of memory"
 SHORT_STEP_S = 1.0
+MAX_CALLS = 5
 
 
 class StepFailure(RuntimeError):
@@ -52,7 +53,9 @@ def time_interleaved(
     training that repeats it: what the other steps have left in caches and in the process's memory is not its cost.
 
     Args:
-        steps (mapping of `str` to callables): What to time. A step must wait for its device itself.
+        steps (mapping of `str` to callables):
+            What to time. A step must wait for its device itself; or it returns its `wall` and `cpu` seconds in a
+            mapping, as [`time_step`] does, and then they count.
         rounds (`int`): How often each is timed.
         warmup (`int`, *optional*, defaults to 2): Rounds before those that count.
         fewer_rounds (mapping of `str` to `int`, *optional*):
@@ -75,10 +78,14 @@ def time_interleaved(
                     continue
                 for _ in range(2 if last.get(name, SHORT_STEP_S) < SHORT_STEP_S else 1):
                     wall, cpu = time.perf_counter(), time.process_time()
-                    step()
-                    last[name] = time.perf_counter() - wall
+                    own = step()
+                    entry = {"wall": time.perf_counter() - wall, "cpu": time.process_time() - cpu}
+                if isinstance(own, Mapping):
+                    entry = dict(own)
+                else:
+                    last[name] = entry["wall"]
                 if number >= 0:
-                    times[name].append({"wall": last[name], "cpu": time.process_time() - cpu})
+                    times[name].append(entry)
             bar.update()
     return times
 
@@ -223,13 +230,44 @@ def probe_step(
     Raises:
         StepFailure: if the step cannot be built or taken.
     """
+    return _run_in_process(_measure_peak, (make_step, arguments), memory_limit, preload)
+
+
+def time_step(
+    make_step: Callable[..., Callable[[], Any]], *arguments: Any, warmup: int = 1, preload: Sequence[str] = ()
+) -> dict[str, float]:
+    """
+    Time a step in a process of its own on the CPU.
+
+    How fast a step is depends on where its tensors lie in memory, by a quarter and more for small models, and a
+    process keeps to one such place: rounds in processes of their own average over many.
+
+    Args:
+        make_step (callable): Builds the step in the new process; a function of a module.
+        arguments: Its arguments.
+        warmup (`int`, *optional*, defaults to 1): Calls before those that count.
+        preload (sequence of `str`, *optional*): As for [`probe_step`].
+
+    Returns:
+        `dict`: `wall` and `cpu` seconds of the process, medians over five calls or as many as begin within a second.
+
+    Raises:
+        StepFailure: if the step cannot be built or taken.
+    """
+    return _run_in_process(_measure_times, (make_step, arguments, warmup), None, preload)
+
+
+def _run_in_process(
+    measure: Callable[..., Any], arguments: tuple, memory_limit: int | None, preload: Sequence[str]
+) -> Any:
+    """What a function of this module returns in a new process; its errors become [`StepFailure`]s."""
     forks = bool(preload) and "forkserver" in multiprocessing.get_all_start_methods()
     context: Any = multiprocessing.get_context("forkserver" if forks else "spawn")
     if forks:
         context.set_forkserver_preload(list(preload))
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(
-        target=_send_probe, args=(sender, torch.get_num_threads(), memory_limit, make_step, arguments)
+        target=_send_result, args=(sender, torch.get_num_threads(), memory_limit, measure, arguments)
     )
     process.start()
     sender.close()
@@ -239,7 +277,7 @@ def probe_step(
         process.join()
         if process.exitcode == -9:  # what Linux does to a process when memory is short
             raise StepFailure(OUT_OF_MEMORY) from error
-        raise StepFailure(f"The process that measured memory ended with status {process.exitcode}") from error
+        raise StepFailure(f"The process that took the step ended with status {process.exitcode}") from error
     finally:
         process.join()
     if isinstance(result, str):
@@ -275,18 +313,14 @@ def probe_cuda_step(make_step: Callable[..., Callable[[], Any]], *arguments: Any
     return Probe(memory, wall)
 
 
-def _send_probe(
-    sender: Any,
-    num_threads: int,
-    memory_limit: int | None,
-    make_step: Callable[..., Callable[[], Any]],
-    arguments: tuple,
+def _send_result(
+    sender: Any, num_threads: int, memory_limit: int | None, measure: Callable[..., Any], arguments: tuple
 ) -> None:
     torch.set_num_threads(num_threads)
     try:
         if memory_limit is not None:
             _limit_memory(memory_limit)
-        sender.send(_measure_peak(make_step, arguments))
+        sender.send(measure(*arguments))
     except Exception as error:
         sender.send(failure_reason(error))
 
@@ -304,6 +338,20 @@ def _measure_peak(make_step: Callable[..., Callable[[], Any]], arguments: tuple)
         step()
         wall = time.perf_counter() - start
     return Probe(max(0, _peak_resident_size() - before), wall)
+
+
+def _measure_times(make_step: Callable[..., Callable[[], Any]], arguments: tuple, warmup: int) -> dict[str, float]:
+    step = make_step(*arguments)
+    for _ in range(warmup):
+        step()
+    walls: list[float] = []
+    cpus: list[float] = []
+    while len(walls) < MAX_CALLS and sum(walls) < SHORT_STEP_S:
+        wall, cpu = time.perf_counter(), time.process_time()
+        step()
+        walls.append(time.perf_counter() - wall)
+        cpus.append(time.process_time() - cpu)
+    return {"wall": statistics.median(walls), "cpu": statistics.median(cpus)}
 
 
 def _map_large_blocks() -> None:

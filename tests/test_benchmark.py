@@ -2,6 +2,8 @@
 
 import json
 import math
+import os
+import time
 from functools import partial
 from pathlib import Path
 
@@ -29,7 +31,7 @@ from benchmark_models import (
     performer_attention,
     unsupported_reason,
 )
-from measurement import OUT_OF_MEMORY, Probe, StepFailure, median_ratio, probe_step, time_interleaved
+from measurement import OUT_OF_MEMORY, Probe, StepFailure, median_ratio, probe_step, time_interleaved, time_step
 from modeling_sktformer import folded_attention
 from operation_counts import SKTformerVariant, count_matrix_products, count_operations, count_step
 
@@ -127,6 +129,8 @@ def test_counted_operations_are_those_that_are_run(name, folding_overhead, monke
     config = build_config(name, TINY, 128, 0.0)
     model = build_model(name, config).eval()
     with FlopCounterMode(display=False) as counter, torch.no_grad():
+        # The counter hooks all modules to say which one an operation belongs to.
+        monkeypatch.setattr(nn.modules.module, "_has_any_global_hook", lambda: False)
         model(make_inputs(TINY, 128)[0])
     counted = count_operations(name, config, TINY.batch_size, 128)
     assert 2 * count_matrix_products(counted) == pytest.approx(counter.get_total_flops(), rel=0.02)
@@ -206,6 +210,35 @@ def test_memory_is_measured_and_limited_in_a_process_of_its_own():
         probe_step(allocate, 2**29, memory_limit=2**28, preload=("torch",))
 
 
+def make_sleep(folder, seconds):
+    """A step of a known time, which leaves the number of its process."""
+
+    def step():
+        with Path(folder, str(os.getpid())).open("a") as file:
+            file.write("x")
+        time.sleep(seconds)
+
+    return step
+
+
+@pytest.mark.parametrize(("seconds", "calls"), [(0.01, 7), (0.6, 4)])
+def test_each_round_is_timed_in_a_process_of_its_own(tmp_path, seconds, calls):
+    step = partial(time_step, make_sleep, str(tmp_path), seconds, warmup=2, preload=("torch",))
+    times = time_interleaved({"sleep": step}, 2, warmup=0)["sleep"]
+    assert [entry["wall"] for entry in times] == pytest.approx([seconds] * 2, abs=0.05)
+    assert all(entry["cpu"] < 0.05 for entry in times)
+    assert [len(path.read_text()) for path in tmp_path.iterdir()] == [calls] * 2
+
+
+def test_a_step_that_cannot_be_taken_elsewhere_says_why():
+    with pytest.raises(StepFailure, match="unknown scheme"):
+        time_step(make_failure, preload=("torch",))
+
+
+def make_failure():
+    raise ValueError("unknown scheme")
+
+
 class QuickBenchmark:
     """Runs the benchmark in a folder with steps that do nothing."""
 
@@ -215,7 +248,7 @@ class QuickBenchmark:
         self.fail_at: tuple[str, int] | None = None
         self.error: BaseException = RuntimeError("Kernel | is missing. Get one.")
 
-    def make_step(self, name, setting, length, case):
+    def prepare_step(self, arguments, name, length, case):
         self.made.append((name, length))
         if self.fail_at == (name, length):
             raise self.error
@@ -244,7 +277,7 @@ class QuickBenchmark:
 @pytest.fixture
 def quick(monkeypatch, tmp_path):
     run = QuickBenchmark(tmp_path)
-    monkeypatch.setattr(benchmark, "make_step", run.make_step)
+    monkeypatch.setattr(benchmark, "prepare_step", run.prepare_step)
     monkeypatch.setattr(benchmark, "probe_model", lambda *arguments: Probe(2**20, 0.01))
     return run
 
@@ -289,7 +322,7 @@ def test_a_step_that_fails_later_becomes_a_value_too(quick, monkeypatch):
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes")
 
     monkeypatch.setattr(
-        benchmark, "make_step", lambda name, *others: fail if name == "nystromformer" else lambda: None
+        benchmark, "prepare_step", lambda _, name, *others: fail if name == "nystromformer" else lambda: None
     )
     (section,) = quick()
     assert {row["reason"] for row in section["rows"] if row["model"] == "nystromformer"} == {OUT_OF_MEMORY}
