@@ -14,7 +14,7 @@ NUM_LEVELS = 1 << 16
 
 class Dropout(nn.Dropout):
     """
-    Dropout as PyTorch's, several times faster on CPUs.
+    Dropout as PyTorch's, faster on CPUs.
 
     There PyTorch draws a number of 64 bits for each value; this reads four values' worth from it, so the probability
     is a multiple of 2^-16 (0.1 becomes 0.100006). What is kept is scaled by the probability used, so that the

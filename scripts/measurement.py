@@ -239,8 +239,8 @@ def time_step(
     """
     Time a step in a process of its own on the CPU.
 
-    How fast a step is depends on where its tensors lie in memory, by a quarter and more for small models, and a
-    process keeps to one such place: rounds in processes of their own average over many.
+    How fast a step of a small model is depends on where its tensors lie in memory, and a process keeps to one such
+    place: rounds in processes of their own average over many.
 
     Args:
         make_step (callable): Builds the step in the new process; a function of a module.
