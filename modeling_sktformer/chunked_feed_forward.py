@@ -57,7 +57,7 @@ def is_chunking_faster(hidden_states: torch.Tensor, modules: FeedForward) -> boo
         and is_plain(modules.dropout, Dropout)
         and round_probability(modules.dropout.p) < 1
         and is_plain(modules.activation, type(modules.activation))
-        and isinstance(modules.activation, ACTIVATIONS)
+        and type(modules.activation) in ACTIVATIONS
         # With frozen weights there is little to compute backwards but what would be computed again.
         and (modules.first.weight.requires_grad or not torch.is_grad_enabled())
     )
