@@ -480,8 +480,7 @@ def format_document(sections: Sequence[Mapping], name: str) -> str:
         "Sequence classification by encoders of the same width, depth, heads and feed-forward width, each made for "
         "the length, on the same random tokens without padding. A training step is forward pass, backward pass and "
         "AdamW's update; inference is a forward pass in evaluation mode. Memory is measured for each model alone: "
-        "gradients, the optimizer's state and what the passes keep, without the weights. On CPUs every round of every "
-        "model is a process of its own.",
+        "gradients, the optimizer's state and what the passes keep, without the weights.",
         "",
         *(
             f"- {MODELS[model]}: {NOTES[model]}"
