@@ -13,7 +13,8 @@ from torch import nn
 from transformers.activations import ACT2FN
 
 from .dropout import Dropout
-from .plain_modules import has_plain_weights, is_plain
+from .folded_stem import add_folded_stem, is_stem_folding_faster
+from .plain_modules import has_plain_weights, is_plain, needs_plain_operations
 
 
 # Measured on CPUs: up to this width the stem is faster token by token than column by column, in training from 384
@@ -48,11 +49,8 @@ def fourier_convolution(inputs: torch.Tensor, filter: torch.Tensor, num_segments
         `torch.Tensor` of shape `(batch_size, hidden_size, sequence_length)`, in the dtype of `inputs`. Non-zero at
         padding too.
     """
+    spectrum = segment_spectrum(inputs, num_segments, num_positions)  # (B, r, F)
     dtype = torch.promote_types(inputs.dtype, torch.float32)
-    segments = inputs.unflatten(-1, (num_segments, -1)).mean(dim=-1).mT  # (B, r, S)
-    # Padded here, because the transform's own padding binds exported graphs to lengths below N.
-    padded = nn.functional.pad(segments.to(dtype), (0, num_positions - inputs.shape[1]))
-    spectrum = torch.fft.rfft(padded)  # (B, r, F)
     if torch.onnx.is_in_onnx_export():
         real, imag = torch.view_as_real(spectrum).unsqueeze(2).unbind(-1)  # (B, r, 1, F)
         gain_real, gain_imag = filter.to(dtype).unflatten(0, (num_segments, -1)).unbind(-1)  # (r, d / r, F)
@@ -69,6 +67,22 @@ def fourier_convolution(inputs: torch.Tensor, filter: torch.Tensor, num_segments
     else:
         kept = convolved[..., :length]
     return kept.to(inputs.dtype)
+
+
+def segment_spectrum(inputs: torch.Tensor, num_segments: int, num_positions: int) -> torch.Tensor:
+    """
+    Average the columns of each segment and transform the averages (the inner part of Equation 5).
+
+    Args:
+        inputs, num_segments, num_positions: As for [`fourier_convolution`].
+
+    Returns:
+        `torch.Tensor` of shape `(batch_size, num_segments, num_positions // 2 + 1)`, complex.
+    """
+    segments = inputs.unflatten(-1, (num_segments, -1)).mean(dim=-1).mT  # (B, r, S)
+    segments = segments.to(torch.promote_types(inputs.dtype, torch.float32))
+    # Padded here, because the transform's own padding binds exported graphs to lengths below N.
+    return torch.fft.rfft(nn.functional.pad(segments, (0, num_positions - inputs.shape[1])))
 
 
 def short_transform_length(length: int, num_positions: int) -> int:
@@ -172,25 +186,30 @@ class FourierConvolution(nn.Module):
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """Map `(batch_size, sequence_length, hidden_size)` to `(batch_size, hidden_size, sequence_length)`."""
-        filter, num_positions = self._fitting_filter(inputs.shape[0], inputs.shape[1])
+        filter, num_positions = self.fitting_filter(inputs.shape[0], inputs.shape[1])
         return fourier_convolution(inputs, filter, self.num_segments, num_positions)
 
-    def _fitting_filter(self, batch_size: int, length: int) -> tuple[torch.Tensor, int]:
-        """The filter and the length of the transform that cost least for inputs of this size."""
+    def fitting_filter(self, batch_size: int, length: int) -> tuple[torch.Tensor, int]:
+        """The filter for the transform that costs least for inputs of this size, and the transform's length."""
+        num_positions = self.fitting_length(batch_size, length)
+        if num_positions == self.num_positions:
+            return self.filter, num_positions
+        if self._can_keep_shortened():
+            return self._kept_filter(num_positions), num_positions
+        return shorten_filter(self.filter, self.num_positions, num_positions), num_positions
+
+    def fitting_length(self, batch_size: int, length: int) -> int:
+        """The length of the transform that costs least for inputs of this size."""
         # A compiled, exported or traced graph serves many lengths. It keeps the transform that serves them all, where
         # a choice would bind it to the lengths of its example.
         if torch.compiler.is_compiling() or torch.jit.is_tracing():
-            return self.filter, self.num_positions
+            return self.num_positions
         short = short_transform_length(length, self.num_positions)
         # In transforms of one value of one column: what a shorter circle spares, and what it takes to get there.
         # Comparing filters is measured to cost about N / 4 of them, shortening is a transform of N and one of `short`.
         spared = batch_size * (self.num_positions - short)
-        if self._can_keep_shortened():
-            if spared > self.num_positions // 4:
-                return self._kept_filter(short), short
-        elif spared > self.num_positions + short:
-            return shorten_filter(self.filter, self.num_positions, short), short
-        return self.filter, self.num_positions
+        cost = self.num_positions // 4 if self._can_keep_shortened() else self.num_positions + short
+        return short if spared > cost else self.num_positions
 
     def _can_keep_shortened(self) -> bool:
         # While a model trains, each step would need another copy. Accelerators would have to be waited for at each
@@ -415,7 +434,42 @@ class ConvolutionStem(nn.Module):
             `torch.Tensor` of shape `(batch_size, sequence_length, hidden_size)`.
         """
         convolve = self._convolve_tokens if self._is_narrow(hidden_states) else self._convolve_columns
-        hidden_states = convolve(smoothed, hidden_states)
+        return self._finish(convolve(smoothed, hidden_states), token_mask)
+
+    def forward_folded(
+        self, fourier_convolution: FourierConvolution, hidden_states: torch.Tensor, token_mask: torch.Tensor | None
+    ) -> torch.Tensor:
+        """As `forward`, with the module that would compute `smoothed`, see [`~folded_stem.add_folded_stem`]."""
+        batch_size, length, width = hidden_states.shape
+        filter, num_positions = fourier_convolution.fitting_filter(batch_size, length)
+        spectrum = segment_spectrum(hidden_states, fourier_convolution.num_segments, num_positions)
+        weight, own_weight = self.convolution.weight.split(width, dim=1)
+        padding = weight.shape[-1] // 2
+        sums = nn.functional.conv1d(hidden_states.mT, own_weight, self.convolution.bias, padding=padding)
+        return self._finish(add_folded_stem(sums, spectrum, filter, weight, num_positions, token_mask).mT, token_mask)
+
+    def is_folded(self, fourier_convolution: FourierConvolution, hidden_states: torch.Tensor) -> bool:
+        """Whether `forward_folded` is the faster way, and a call of both modules can be left out."""
+        batch_size, length, _ = hidden_states.shape
+        return (
+            hidden_states.device.type == "cpu"
+            and hidden_states.dtype in (torch.float32, torch.float64)
+            and not needs_plain_operations()
+            and is_plain(self, ConvolutionStem)
+            and has_plain_weights(self.convolution, nn.Conv1d)
+            and not self._is_narrow(hidden_states)
+            and is_plain(fourier_convolution, FourierConvolution)
+            and type(fourier_convolution.filter) in (nn.Parameter, torch.Tensor)
+            and is_stem_folding_faster(
+                batch_size,
+                length,
+                fourier_convolution.fitting_length(batch_size, length),
+                fourier_convolution.num_segments,
+            )
+        )
+
+    def _finish(self, hidden_states: torch.Tensor, token_mask: torch.Tensor | None) -> torch.Tensor:
+        """Norm, activation and dropout of what has been convolved."""
         if isinstance(self.norm, PositionBatchNorm):
             hidden_states = self.norm(hidden_states, token_mask)
         else:
@@ -479,6 +533,9 @@ class Smoother(nn.Module):
         """
         # A filter reaches over the whole sequence: padding is zeroed before each step that mixes positions.
         hidden_states = _zero_padding(hidden_states, token_mask)
+        fourier_convolution, stem = self.fourier_convolution, self.convolution_stem
+        if fourier_convolution is not None and stem is not None and stem.is_folded(fourier_convolution, hidden_states):
+            return _zero_padding(stem.forward_folded(fourier_convolution, hidden_states, token_mask), token_mask)
         smoothed = None
         if self.fourier_convolution is not None:
             smoothed = self.fourier_convolution(hidden_states)  # (B, d, S)
