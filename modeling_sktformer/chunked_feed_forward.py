@@ -1,4 +1,4 @@
-"""The feed-forward part of narrow models: a chunk of tokens at a time, which stays in the processor's cache."""
+"""The feed-forward part a chunk of tokens at a time, which stays in the processor's cache."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -11,12 +11,12 @@ from .dropout import Dropout, draw_kept, keep_values, round_probability
 from .plain_modules import has_plain_weights, is_plain, needs_plain_operations
 
 
-# Values of the wide layer in a chunk: 2 MiB in float32, as much as a core's share of the caches.
-CHUNK_VALUES = 1 << 19
-# Measured on CPUs, chunks save time from so many of them on and up to this width. Wider models have products that take
-# longer to compute again than their results take to come from memory.
-MIN_CHUNKS = 4
-MAX_HIDDEN_SIZE = 128
+# Measured on CPUs. Values of the wide layer in a chunk: 4 MiB in float32. Wide models take more, because every chunk
+# goes through all weights, which is worth it from so many tokens on.
+CHUNK_VALUES = 1 << 20
+MIN_CHUNK_TOKENS = 768
+# How many chunks there have to be for a gain.
+MIN_CHUNKS = 2
 # Functions of the single value, without state and chance, that can be computed again.
 ACTIVATIONS = tuple(type(ACT2FN[name]) for name in ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu", "tanh"))
 
@@ -35,8 +35,8 @@ def is_chunking_faster(hidden_states: torch.Tensor, modules: FeedForward) -> boo
     """
     Whether to compute a feed-forward part with [`chunked_feed_forward`].
 
-    Not so with few tokens, in wide models, under autocast, on other devices than CPUs, or with an adapter or a hook in
-    a module's place.
+    Not so with few tokens, under autocast, on other devices than CPUs, or with an adapter or a hook in a module's
+    place.
 
     Args:
         hidden_states (`torch.Tensor` of shape `(batch_size, sequence_length, hidden_size)`): What comes in.
@@ -49,7 +49,6 @@ def is_chunking_faster(hidden_states: torch.Tensor, modules: FeedForward) -> boo
     return (
         hidden_states.device.type == "cpu"
         and not needs_plain_operations()
-        and hidden_states.shape[-1] <= MAX_HIDDEN_SIZE
         and num_rows >= MIN_CHUNKS * _rows_per_chunk(modules)
         and has_plain_weights(modules.norm, nn.LayerNorm)
         and has_plain_weights(modules.first, nn.Linear)
@@ -58,7 +57,8 @@ def is_chunking_faster(hidden_states: torch.Tensor, modules: FeedForward) -> boo
         and round_probability(modules.dropout.p) < 1
         and is_plain(modules.activation, type(modules.activation))
         and type(modules.activation) in ACTIVATIONS
-        # With frozen weights there is little to compute backwards but what would be computed again.
+        and not getattr(modules.activation, "inplace", False)
+        # The gradients of frozen weights would be computed for nothing.
         and (modules.first.weight.requires_grad or not torch.is_grad_enabled())
     )
 
@@ -67,8 +67,8 @@ def chunked_feed_forward(hidden_states: torch.Tensor, modules: FeedForward) -> t
     """
     Compute a feed-forward part with its norm, dropout and the sum with its input, chunk by chunk.
 
-    Nothing of what lies between input and output is kept for the backward pass but where dropout was, and each value
-    of them comes from memory and goes there once; the backward pass computes the rest again.
+    Of what lies between input and output, the first map's results and where dropout was are kept for the backward
+    pass, which computes norm and activation again.
 
     Args:
         hidden_states (`torch.Tensor` of shape `(batch_size, sequence_length, hidden_size)`): What comes in.
@@ -79,7 +79,13 @@ def chunked_feed_forward(hidden_states: torch.Tensor, modules: FeedForward) -> t
     """
     norm, first, activation, second, dropout = modules
     parameters = (norm.weight, norm.bias, first.weight, first.bias, second.weight, second.bias)
-    options = _Options(activation, norm.eps, dropout.p if dropout.training else 0.0, _rows_per_chunk(modules))
+    options = _Options(
+        activation,
+        norm.eps,
+        dropout.p if dropout.training else 0.0,
+        _rows_per_chunk(modules),
+        keeps_wide=torch.is_grad_enabled(),
+    )
     rows = hidden_states.flatten(0, -2)
     return _ChunkedFeedForward.apply(options, rows, *parameters).view_as(hidden_states)
 
@@ -89,93 +95,112 @@ class _Options(NamedTuple):
     norm_eps: float
     dropout_prob: float
     rows_per_chunk: int
+    keeps_wide: bool
 
 
 def _rows_per_chunk(modules: FeedForward) -> int:
-    return max(1, CHUNK_VALUES // modules.first.out_features)
+    return max(MIN_CHUNK_TOKENS, CHUNK_VALUES // modules.first.out_features)
 
 
-def _widen(rows: torch.Tensor, parameters: Sequence[torch.Tensor], options: _Options) -> torch.Tensor:
-    """The wide layer after its activation, from the weights and biases of the norm and of the first map."""
-    norm_weight, norm_bias, first_weight, first_bias = parameters
-    normalized = nn.functional.layer_norm(rows, norm_weight.shape, norm_weight, norm_bias, options.norm_eps)
-    return options.activation(torch.addmm(first_bias, normalized, first_weight.mT))
+def _normalize(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, options: _Options) -> torch.Tensor:
+    return nn.functional.layer_norm(rows, weight.shape, weight, bias, options.norm_eps)
 
 
 _NUM_TENSORS = 7  # the rows, and weight and bias of the norm and both maps
 
 
 class _ChunkedFeedForward(torch.autograd.Function):
-    """x + dropout(activation(LN(x) W_1^T + b_1) W_2^T + b_2), whose backward pass keeps x and where dropout was."""
+    """x + dropout(activation(LN(x) W_1^T + b_1) W_2^T + b_2); keeps x, LN(x) W_1^T + b_1 and where dropout was."""
 
     @staticmethod
     def forward(ctx: Any, options: _Options, rows: torch.Tensor, *parameters: torch.Tensor) -> torch.Tensor:
-        *wide_parameters, second_weight, second_bias = parameters
+        norm_weight, norm_bias, first_weight, first_bias, second_weight, second_bias = parameters
         size = options.rows_per_chunk
+        wide = rows.new_empty(len(rows) if options.keeps_wide else min(size, len(rows)), len(first_bias))
         outputs, masks = torch.empty_like(rows), []
-        for chunk, target in zip(rows.split(size), outputs.split(size), strict=True):
-            update = torch.addmm(second_bias, _widen(chunk, wide_parameters, options), second_weight.mT)
+        for number, (chunk, target) in enumerate(zip(rows.split(size), outputs.split(size), strict=True)):
+            part = wide[number * size if options.keeps_wide else 0 :][: len(chunk)]
+            torch.addmm(first_bias, _normalize(chunk, norm_weight, norm_bias, options), first_weight.mT, out=part)
+            update = torch.addmm(second_bias, options.activation(part), second_weight.mT)
             if options.dropout_prob > 0:
                 masks.append(draw_kept(update, options.dropout_prob))
                 update = keep_values(update, masks[-1], options.dropout_prob)
             torch.add(chunk, update, out=target)
         ctx.options = options
-        ctx.save_for_backward(rows, *parameters, *masks)
+        ctx.save_for_backward(rows, *parameters, wide, *masks)
         return outputs
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         (gradient,) = gradients
         tensors = ctx.saved_tensors
-        rows, parameters, masks = tensors[0], tensors[1:_NUM_TENSORS], tensors[_NUM_TENSORS:]
-        # If gradients of these gradients are wanted, PyTorch's own rules give them.
-        differentiate = _trace_gradients if torch.is_grad_enabled() else _compute_gradients
+        rows, parameters = tensors[0], tensors[1:_NUM_TENSORS]
+        wide, *masks = tensors[_NUM_TENSORS:]
         with torch.autocast("cpu", enabled=False):
-            return None, *differentiate(ctx.options, rows, parameters, masks, gradient)
+            if torch.is_grad_enabled():  # gradients of these gradients are wanted: PyTorch's own rules give them
+                return None, *_trace_gradients(ctx.options, rows, parameters, masks, gradient)
+            return None, *_compute_gradients(ctx.options, rows, parameters, wide, masks, gradient)
 
 
 def _compute_gradients(
     options: _Options,
     rows: torch.Tensor,
     parameters: tuple[torch.Tensor, ...],
-    masks: tuple[torch.Tensor, ...],
+    wide: torch.Tensor,
+    masks: Sequence[torch.Tensor],
     gradient: torch.Tensor,
 ) -> list[torch.Tensor]:
     """The gradients of the rows and the parameters, chunk by chunk."""
-    *wide_parameters, second_weight, _ = parameters
+    norm_weight, norm_bias, first_weight, _, second_weight, _ = parameters
     size = options.rows_per_chunk
     row_gradient = torch.empty_like(rows)
     precise = torch.promote_types(rows.dtype, torch.float32)  # many chunks would add up badly in half precision
     sums = [torch.zeros_like(parameter, dtype=precise) for parameter in parameters]
+    norm_weight_sum, norm_bias_sum, first_weight_sum, first_bias_sum, second_weight_sum, second_bias_sum = sums
     targets = zip(rows.split(size), gradient.split(size), row_gradient.split(size), strict=True)
     for number, (chunk, chunk_gradient, target) in enumerate(targets):
         update_gradient = chunk_gradient
         if masks:
             update_gradient = keep_values(chunk_gradient, masks[number], options.dropout_prob)
         with torch.enable_grad():
-            leaves = [tensor.detach().requires_grad_() for tensor in (chunk, *wide_parameters)]
-            wide = _widen(leaves[0], leaves[1:], options)
-        found = torch.autograd.grad(wide, leaves, update_gradient @ second_weight)
+            leaves = [tensor.detach().requires_grad_() for tensor in (chunk, norm_weight, norm_bias)]
+            normalized = _normalize(leaves[0], leaves[1], leaves[2], options)
+            before = wide[number * size :][: len(chunk)].detach().requires_grad_()
+            after = options.activation(before)
+        (before_gradient,) = torch.autograd.grad(after, before, update_gradient @ second_weight)
+        _add_product(second_weight_sum, update_gradient.mT, after.detach())
+        second_bias_sum += update_gradient.sum(dim=0)
+        _add_product(first_weight_sum, before_gradient.mT, normalized.detach())
+        first_bias_sum += before_gradient.sum(dim=0)
+        found = torch.autograd.grad(normalized, leaves, before_gradient @ first_weight)
         torch.add(chunk_gradient, found[0], out=target)
-        found = (*found[1:], update_gradient.mT @ wide.detach(), update_gradient.sum(dim=0))
-        for total, part in zip(sums, found, strict=True):
-            total += part
+        norm_weight_sum += found[1]
+        norm_bias_sum += found[2]
     return [row_gradient, *(total.to(rows.dtype) for total in sums)]
+
+
+def _add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
+    if total.dtype == left.dtype:
+        total.addmm_(left, right)
+    else:
+        total += left @ right
 
 
 def _trace_gradients(
     options: _Options,
     rows: torch.Tensor,
     parameters: tuple[torch.Tensor, ...],
-    masks: tuple[torch.Tensor, ...],
+    masks: Sequence[torch.Tensor],
     gradient: torch.Tensor,
 ) -> tuple[torch.Tensor, ...]:
     """As [`_compute_gradients`], all at once and with gradients of their own."""
 
     def compute(rows: torch.Tensor, *parameters: torch.Tensor) -> torch.Tensor:
-        *wide_parameters, second_weight, second_bias = parameters
-        update = torch.addmm(second_bias, _widen(rows, wide_parameters, options), second_weight.mT)
-        return rows + (keep_values(update, torch.cat(masks), options.dropout_prob) if masks else update)
+        norm_weight, norm_bias, first_weight, first_bias, second_weight, second_bias = parameters
+        normalized = _normalize(rows, norm_weight, norm_bias, options)
+        wide = options.activation(torch.addmm(first_bias, normalized, first_weight.mT))
+        update = torch.addmm(second_bias, wide, second_weight.mT)
+        return rows + (keep_values(update, torch.cat(list(masks)), options.dropout_prob) if masks else update)
 
     pull_back = torch.func.vjp(compute, rows, *parameters)[1]
     return pull_back(gradient)

@@ -57,6 +57,7 @@ CODE = {
     "configuration_sktformer.py",
     "dropout.py",
     "folded_attention.py",
+    "folded_stem.py",
     "losses.py",
     "modeling_sktformer.py",
     "plain_modules.py",

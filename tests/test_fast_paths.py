@@ -23,6 +23,7 @@ def fast(monkeypatch) -> None:
     monkeypatch.setattr(smoothing, "MAX_NARROW_SIZE", 1000)
     monkeypatch.setattr(chunked_feed_forward, "MIN_CHUNKS", 1)
     monkeypatch.setattr(chunked_feed_forward, "CHUNK_VALUES", 100)
+    monkeypatch.setattr(chunked_feed_forward, "MIN_CHUNK_TOKENS", 1)
 
 
 def make_attention(**overrides) -> SkeletonAttention:
@@ -258,6 +259,7 @@ def test_chunks_are_the_whole_feed_forward_part(dropout, monkeypatch):
     parameters = [*layer.mlp_norm.parameters(), *layer.mlp.parameters()]
     states = torch.randn(3, 7, layer.mlp.intermediate.in_features, dtype=torch.float64, requires_grad=True)
     monkeypatch.setattr(chunked_feed_forward, "CHUNK_VALUES", 4 * width)  # 4 of 21 tokens, and one alone at the end
+    monkeypatch.setattr(chunked_feed_forward, "MIN_CHUNK_TOKENS", 1)
 
     def compute(states):
         torch.manual_seed(0)
@@ -280,12 +282,12 @@ def test_chunks_are_the_whole_feed_forward_part(dropout, monkeypatch):
 
 REASONS = [
     "few tokens",
-    "wide",
     "hook",
     "hook on the whole",
     "autocast",
     "parameters",
     "random activation",
+    "activation in place",
     "no bias",
     "frozen",
     "chunk size",
@@ -297,12 +299,11 @@ REASONS = [
 def test_chunks_are_only_made_where_they_may_be(reason, monkeypatch):
     layer = make_layer(chunk_size_feed_forward=3 if reason == "chunk size" else 0)
     width, size = layer.mlp.intermediate.out_features, layer.mlp.intermediate.in_features
-    monkeypatch.setattr(chunked_feed_forward, "CHUNK_VALUES", (4 if reason != "few tokens" else 6) * width)
+    monkeypatch.setattr(chunked_feed_forward, "CHUNK_VALUES", (4 if reason != "few tokens" else 11) * width)
+    monkeypatch.setattr(chunked_feed_forward, "MIN_CHUNK_TOKENS", 1)
     states = torch.randn(1, 21, size, dtype=torch.float64, requires_grad=True)
     expected = plain_feed_forward(layer, states)
-    if reason == "wide":
-        monkeypatch.setattr(chunked_feed_forward, "MAX_HIDDEN_SIZE", size - 1)
-    elif reason == "hook":
+    if reason == "hook":
         layer.mlp.output.register_forward_hook(lambda *call: None)
     elif reason == "hook on the whole":
         layer.mlp.register_forward_hook(lambda *call: None)
@@ -311,6 +312,9 @@ def test_chunks_are_only_made_where_they_may_be(reason, monkeypatch):
         expected = plain_feed_forward(layer, states)
     elif reason == "random activation":
         layer.mlp.activation = nn.RReLU(lower=0.1, upper=0.1)
+        expected = plain_feed_forward(layer, states)
+    elif reason == "activation in place":
+        layer.mlp.activation = nn.ReLU(inplace=True)
         expected = plain_feed_forward(layer, states)
     elif reason == "no bias":
         layer.mlp_norm = nn.LayerNorm(size, bias=False, dtype=torch.float64)

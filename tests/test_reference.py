@@ -12,6 +12,7 @@ from modeling_sktformer import (
     SKTformerModel,
     attention,
     chunked_feed_forward,
+    folded_stem,
     smoothing,
 )
 from modeling_sktformer.smoothing import fourier_convolution
@@ -84,13 +85,17 @@ def naive_loss_and_outputs(model, batch, training):
     return naive_cross_entropy(logits, labels["labels"].tolist()), logits
 
 
-@pytest.fixture(params=[False, True], ids=["direct", "fast"], autouse=True)
+@pytest.fixture(params=["direct", "fast", "fast and wide"], autouse=True)
 def fast_paths(request, monkeypatch) -> None:
-    """Every test with all fast paths and with none of them, whatever the sizes make worth it."""
-    monkeypatch.setattr(attention, "is_folding_cheaper", lambda *sizes: request.param)
-    monkeypatch.setattr(smoothing, "MAX_NARROW_SIZE", 1000 if request.param else 0)
-    monkeypatch.setattr(chunked_feed_forward, "MIN_CHUNKS", 1 if request.param else 10**9)
+    """Every test with no fast path, with those of narrow models and with those of wide ones, whatever the sizes."""
+    fast, wide = request.param != "direct", request.param == "fast and wide"
+    monkeypatch.setattr(attention, "is_folding_cheaper", lambda *sizes: fast)
+    monkeypatch.setattr(smoothing, "MAX_NARROW_SIZE", 1000 if fast and not wide else 0)
+    monkeypatch.setattr(smoothing, "is_stem_folding_faster", lambda *sizes: wide)
+    monkeypatch.setattr(folded_stem, "BLOCK_VALUES", 100)
+    monkeypatch.setattr(chunked_feed_forward, "MIN_CHUNKS", 1 if fast else 10**9)
     monkeypatch.setattr(chunked_feed_forward, "CHUNK_VALUES", 100)
+    monkeypatch.setattr(chunked_feed_forward, "MIN_CHUNK_TOKENS", 1)
 
 
 @pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
