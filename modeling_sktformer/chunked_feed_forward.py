@@ -11,10 +11,12 @@ from .dropout import Dropout, draw_kept, keep_values, round_probability
 from .plain_modules import has_plain_weights, is_plain, needs_plain_operations
 
 
-# Measured on CPUs. Values of the wide layer in a chunk: 4 MiB in float32. Wide models take more, because every chunk
-# goes through all weights, which is worth it from so many tokens on.
-CHUNK_VALUES = 1 << 20
+# Measured on CPUs. Values of the wide layer in a chunk: 2 MiB in float32, as much as a core's share of the caches.
+# Wide models take more, because every chunk goes through all weights, which is worth it from so many tokens on.
+CHUNK_VALUES = 1 << 19
 MIN_CHUNK_TOKENS = 768
+# Up to this width products are computed again as fast as their results come from memory.
+MAX_NARROW_SIZE = 128
 # How many chunks there have to be for a gain.
 MIN_CHUNKS = 2
 # Functions of the single value, without state and chance, that can be computed again.
@@ -67,8 +69,8 @@ def chunked_feed_forward(hidden_states: torch.Tensor, modules: FeedForward) -> t
     """
     Compute a feed-forward part with its norm, dropout and the sum with its input, chunk by chunk.
 
-    Of what lies between input and output, the first map's results and where dropout was are kept for the backward
-    pass, which computes norm and activation again.
+    Of what lies between input and output, narrow models keep nothing for the backward pass but where dropout was;
+    wider ones keep the first map's results, too. The backward pass computes the rest again.
 
     Args:
         hidden_states (`torch.Tensor` of shape `(batch_size, sequence_length, hidden_size)`): What comes in.
@@ -84,7 +86,7 @@ def chunked_feed_forward(hidden_states: torch.Tensor, modules: FeedForward) -> t
         norm.eps,
         dropout.p if dropout.training else 0.0,
         _rows_per_chunk(modules),
-        keeps_wide=torch.is_grad_enabled(),
+        keeps_wide=torch.is_grad_enabled() and hidden_states.shape[-1] > MAX_NARROW_SIZE,
     )
     rows = hidden_states.flatten(0, -2)
     return _ChunkedFeedForward.apply(options, rows, *parameters).view_as(hidden_states)
@@ -110,7 +112,7 @@ _NUM_TENSORS = 7  # the rows, and weight and bias of the norm and both maps
 
 
 class _ChunkedFeedForward(torch.autograd.Function):
-    """x + dropout(activation(LN(x) W_1^T + b_1) W_2^T + b_2); keeps x, LN(x) W_1^T + b_1 and where dropout was."""
+    """x + dropout(activation(LN(x) W_1^T + b_1) W_2^T + b_2); backwards from x and, if kept, LN(x) W_1^T + b_1."""
 
     @staticmethod
     def forward(ctx: Any, options: _Options, rows: torch.Tensor, *parameters: torch.Tensor) -> torch.Tensor:
@@ -127,7 +129,7 @@ class _ChunkedFeedForward(torch.autograd.Function):
                 update = keep_values(update, masks[-1], options.dropout_prob)
             torch.add(chunk, update, out=target)
         ctx.options = options
-        ctx.save_for_backward(rows, *parameters, wide, *masks)
+        ctx.save_for_backward(rows, *parameters, wide if options.keeps_wide else None, *masks)
         return outputs
 
     @staticmethod
@@ -146,12 +148,12 @@ def _compute_gradients(
     options: _Options,
     rows: torch.Tensor,
     parameters: tuple[torch.Tensor, ...],
-    wide: torch.Tensor,
+    wide: torch.Tensor | None,
     masks: Sequence[torch.Tensor],
     gradient: torch.Tensor,
 ) -> list[torch.Tensor]:
     """The gradients of the rows and the parameters, chunk by chunk."""
-    norm_weight, norm_bias, first_weight, _, second_weight, _ = parameters
+    norm_weight, norm_bias, first_weight, first_bias, second_weight, _ = parameters
     size = options.rows_per_chunk
     row_gradient = torch.empty_like(rows)
     precise = torch.promote_types(rows.dtype, torch.float32)  # many chunks would add up badly in half precision
@@ -165,8 +167,12 @@ def _compute_gradients(
         with torch.enable_grad():
             leaves = [tensor.detach().requires_grad_() for tensor in (chunk, norm_weight, norm_bias)]
             normalized = _normalize(leaves[0], leaves[1], leaves[2], options)
-            before = wide[number * size :][: len(chunk)].detach().requires_grad_()
-            after = options.activation(before)
+        if wide is None:
+            before = torch.addmm(first_bias, normalized.detach(), first_weight.mT)
+        else:
+            before = wide[number * size :][: len(chunk)].detach()
+        with torch.enable_grad():
+            after = options.activation(before.requires_grad_())
         (before_gradient,) = torch.autograd.grad(after, before, update_gradient @ second_weight)
         _add_product(second_weight_sum, update_gradient.mT, after.detach())
         second_bias_sum += update_gradient.sum(dim=0)

@@ -15,19 +15,23 @@ import torch
 from torch import nn
 
 
-# Measured on CPUs: from so many sequences on, folding saves more time than the folded filter takes to be made, written
-# and read.
+# Measured on CPUs: in models wider than this and from so many sequences on, folding saves more time than the folded
+# filter takes to be made, written and read.
+MAX_NARROW_SIZE = 256
 MIN_SEQUENCES = 4
 # Complex numbers of the folded filter that are made at once: 4 MiB in float32, less than what the C library asks the
 # system for each time anew.
 BLOCK_VALUES = 1 << 19
 
 
-def is_stem_folding_faster(batch_size: int, length: int, num_positions: int, num_segments: int) -> bool:
+def is_stem_folding_faster(
+    hidden_size: int, batch_size: int, length: int, num_positions: int, num_segments: int
+) -> bool:
     """
     Whether [`add_folded_stem`] is faster than the convolution, and takes no more memory to speak of.
 
     Args:
+        hidden_size (`int`): Width d.
         batch_size (`int`): Sequences B.
         length (`int`): Tokens S of each.
         num_positions (`int`): Length N of the transform, for which filters are folded.
@@ -38,7 +42,7 @@ def is_stem_folding_faster(batch_size: int, length: int, num_positions: int, num
         `bool`
     """
     num_sequences = batch_size * length / num_positions
-    return num_sequences >= MIN_SEQUENCES and 2 * num_sequences >= num_segments
+    return hidden_size > MAX_NARROW_SIZE and num_sequences >= max(MIN_SEQUENCES, num_segments / 2)
 
 
 def add_folded_stem(

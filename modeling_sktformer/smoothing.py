@@ -448,26 +448,6 @@ class ConvolutionStem(nn.Module):
         sums = nn.functional.conv1d(hidden_states.mT, own_weight, self.convolution.bias, padding=padding)
         return self._finish(add_folded_stem(sums, spectrum, filter, weight, num_positions, token_mask).mT, token_mask)
 
-    def is_folded(self, fourier_convolution: FourierConvolution, hidden_states: torch.Tensor) -> bool:
-        """Whether `forward_folded` is the faster way, and a call of both modules can be left out."""
-        batch_size, length, _ = hidden_states.shape
-        return (
-            hidden_states.device.type == "cpu"
-            and hidden_states.dtype in (torch.float32, torch.float64)
-            and not needs_plain_operations()
-            and is_plain(self, ConvolutionStem)
-            and has_plain_weights(self.convolution, nn.Conv1d)
-            and not self._is_narrow(hidden_states)
-            and is_plain(fourier_convolution, FourierConvolution)
-            and type(fourier_convolution.filter) in (nn.Parameter, torch.Tensor)
-            and is_stem_folding_faster(
-                batch_size,
-                length,
-                fourier_convolution.fitting_length(batch_size, length),
-                fourier_convolution.num_segments,
-            )
-        )
-
     def _finish(self, hidden_states: torch.Tensor, token_mask: torch.Tensor | None) -> torch.Tensor:
         """Norm, activation and dropout of what has been convolved."""
         if isinstance(self.norm, PositionBatchNorm):
@@ -533,17 +513,40 @@ class Smoother(nn.Module):
         """
         # A filter reaches over the whole sequence: padding is zeroed before each step that mixes positions.
         hidden_states = _zero_padding(hidden_states, token_mask)
-        fourier_convolution, stem = self.fourier_convolution, self.convolution_stem
-        if fourier_convolution is not None and stem is not None and stem.is_folded(fourier_convolution, hidden_states):
+        stem, fourier_convolution = self.convolution_stem, self.fourier_convolution
+        if stem is not None and fourier_convolution is not None and self.is_stem_folded(hidden_states):
             return _zero_padding(stem.forward_folded(fourier_convolution, hidden_states, token_mask), token_mask)
         smoothed = None
-        if self.fourier_convolution is not None:
-            smoothed = self.fourier_convolution(hidden_states)  # (B, d, S)
+        if fourier_convolution is not None:
+            smoothed = fourier_convolution(hidden_states)  # (B, d, S)
             if token_mask is not None:
                 smoothed = smoothed * token_mask.unsqueeze(1)
-        if self.convolution_stem is None:
+        if stem is None:
             return hidden_states if smoothed is None else smoothed.mT + hidden_states
-        return _zero_padding(self.convolution_stem(smoothed, hidden_states, token_mask), token_mask)
+        return _zero_padding(stem(smoothed, hidden_states, token_mask), token_mask)
+
+    def is_stem_folded(self, hidden_states: torch.Tensor) -> bool:
+        """Whether both parts are computed together, see `ConvolutionStem.forward_folded`, and neither is called."""
+        stem, fourier_convolution = self.convolution_stem, self.fourier_convolution
+        if stem is None or fourier_convolution is None:
+            return False
+        batch_size, length, width = hidden_states.shape
+        return (
+            hidden_states.device.type == "cpu"
+            and hidden_states.dtype in (torch.float32, torch.float64)
+            and not needs_plain_operations()
+            and is_plain(stem, ConvolutionStem)
+            and has_plain_weights(stem.convolution, nn.Conv1d)
+            and is_plain(fourier_convolution, FourierConvolution)
+            and type(fourier_convolution.filter) in (nn.Parameter, torch.Tensor)
+            and is_stem_folding_faster(
+                width,
+                batch_size,
+                length,
+                fourier_convolution.fitting_length(batch_size, length),
+                fourier_convolution.num_segments,
+            )
+        )
 
 
 def _zero_padding(hidden_states: torch.Tensor, token_mask: torch.Tensor | None) -> torch.Tensor:

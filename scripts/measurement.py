@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 OUT_OF_MEMORY = "out of memory"
 SHORT_STEP_S = 1.0
-MAX_CALLS = 5
+MAX_CALLS = 20
 
 
 class StepFailure(RuntimeError):
@@ -249,7 +249,7 @@ def time_step(
         preload (sequence of `str`, *optional*): As for [`probe_step`].
 
     Returns:
-        `dict`: `wall` and `cpu` seconds of the process, medians over five calls or as many as begin within a second.
+        `dict`: `wall` and `cpu` seconds of the process, medians over twenty calls or as many as begin within a second.
 
     Raises:
         StepFailure: if the step cannot be built or taken.

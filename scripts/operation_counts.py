@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from modeling_sktformer.folded_attention import is_folding_cheaper
+from modeling_sktformer.folded_stem import is_stem_folding_faster
 
 
 # Parts that are no matrix products.
@@ -26,16 +27,15 @@ FILTER_PRODUCTS = "filter products"
 @dataclass(frozen=True)
 class SKTformerVariant:
     """
-    How an SKTformer computes its equations, where that changes the count.
+    How an SKTformer computes its equations, where that changes the count; by default as the model itself does.
 
     `fold_attention`: queries, branches and their norms are never computed over the full width (see
-    `folded_attention.py`); by default where the model itself does so. `fold_stem`: the half of the convolution stem
-    that reads the Fourier convolution is applied to the filters, so that r columns are filtered into d of them at each
-    frequency; no model does so.
+    `folded_attention.py`). `fold_stem`: the half of the convolution stem that reads the Fourier convolution is applied
+    to the filters, so that r columns are filtered into d of them at each frequency (see `folded_stem.py`).
     """
 
     fold_attention: bool | None = None
-    fold_stem: bool = False
+    fold_stem: bool | None = None
 
 
 def count_operations(
@@ -122,10 +122,12 @@ def _count_sktformer(config: Any, batch_size: int, length: int, variant: SKTform
     return parts
 
 
-def _count_smoother(config: Any, batch_size: int, length: int, fold_stem: bool) -> dict[str, float]:
+def _count_smoother(config: Any, batch_size: int, length: int, fold_stem: bool | None) -> dict[str, float]:
     width, num_segments = config.hidden_size, config.num_segments
     num_positions = config.max_position_embeddings
     num_frequencies = num_positions // 2 + 1
+    if fold_stem is None:
+        fold_stem = is_stem_folding_faster(width, batch_size, length, num_positions, num_segments)
     parts: dict[str, float] = {}
     num_inputs = 0
     if config.use_fourier_convolution:
@@ -135,8 +137,8 @@ def _count_smoother(config: Any, batch_size: int, length: int, fold_stem: bool) 
     if config.use_convolution_stem:
         if fold_stem and config.use_fourier_convolution:
             parts[FILTER_PRODUCTS] = 4 * batch_size * num_segments * width * num_frequencies
-            # Once a step: the d x d weights' values at each frequency, and their products with the filters.
-            parts["folding the stem"] = (2 * config.conv_kernel_size + 4) * width**2 * num_frequencies
+            # Once a step: products of the d x d weights with real and imaginary parts of the filters.
+            parts["folding the stem"] = 2 * config.conv_kernel_size * width**2 * num_frequencies
             num_inputs -= 1
         num_inputs += 1
         parts["stem"] = batch_size * length * num_inputs * width**2 * config.conv_kernel_size

@@ -16,9 +16,11 @@ from run_folder import describe_environment, format_origin
 
 # Which counted operations a part of the profile holds.
 FEED_FORWARD = "feed-forward with its norm"
+FOLDED_SMOOTHER = "smoother, its stem folded"
 _COUNTED = {
-    "Fourier convolution": (TRANSFORMS, FILTER_PRODUCTS, "folding the stem"),
+    "Fourier convolution": (TRANSFORMS, FILTER_PRODUCTS),
     "convolution stem": ("stem",),
+    FOLDED_SMOOTHER: (TRANSFORMS, FILTER_PRODUCTS, "folding the stem", "stem"),
     "projections": ("queries", "landmark keys and values", "output projection"),
     "attention without them": ("sampled columns", "attention"),
     "attention with its projections": ("landmark keys and values", "folding the projections", "attention"),
@@ -85,8 +87,7 @@ def profile_step(setting: Setting, length: int, case: Case, rounds: int, matmul_
     inputs, labels = make_inputs(setting, length)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     shape = (setting.batch_size, length, config.hidden_size)
-    folded = model.sktformer.layers[0].attention.is_folded(torch.empty(shape, device=model.device, dtype=model.dtype))
-    pieces = profile_pieces(model, folded)
+    pieces = profile_pieces(model, torch.empty(shape, device=model.device, dtype=model.dtype))
     calls = record_calls([module for _, _, module in pieces], lambda: model(inputs, labels=labels))
 
     def forward() -> torch.Tensor:
@@ -129,17 +130,21 @@ def profile_step(setting: Setting, length: int, case: Case, rounds: int, matmul_
     return result
 
 
-def profile_pieces(model: Any, folded_attention: bool) -> list[tuple[str, int, nn.Module]]:
+def profile_pieces(model: Any, hidden_states: torch.Tensor) -> list[tuple[str, int, nn.Module]]:
     """
     What the parts of an SKTformer's step are made of: part, how many times a module counts to it, the module.
 
-    Folded attention calls none of its projections, so these are no part of their own. A module that holds others
-    counts with those taken out again, so that parts add up whatever it calls.
+    Where inputs like `hidden_states` let attention and stem be folded, these call none of the modules that they hold,
+    which then are no parts of their own. A module that calls others counts with those taken out again, so that parts
+    add up.
     """
     layer, num_layers = model.sktformer.layers[0], len(model.sktformer.layers)
+    folded_attention = layer.attention.is_folded(hidden_states)
     pieces: list[tuple[str, int, nn.Module]] = []
     smoother = layer.smoother
-    if smoother is not None:
+    if smoother is not None and smoother.is_stem_folded(hidden_states):
+        pieces.append((FOLDED_SMOOTHER, num_layers, smoother))
+    elif smoother is not None:
         for part, module in (
             ("Fourier convolution", smoother.fourier_convolution),
             ("convolution stem", smoother.convolution_stem),

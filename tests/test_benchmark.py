@@ -151,6 +151,8 @@ def test_variants_of_sktformer_are_counted():
     folded = count_operations("sktformer", config, 2, 128, SKTformerVariant(fold_attention=True, fold_stem=True))
     assert plain["stem"] == 2 * 128 * 128 * 64 * 3 == 2 * folded["stem"]
     assert folded["filter products"] == 4 * 2 * 8 * 64 * 65
+    # What convolves one sequence, in products at N / 2 + 1 frequencies of two parts.
+    assert folded["folding the stem"] == plain["stem"] / 2 / 2 / 128 * 2 * 65
     assert plain["queries"] == plain["output projection"] == 2 * 128 * 64 * 64
     assert "queries" not in folded
     assert "output projection" not in folded

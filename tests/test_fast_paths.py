@@ -7,13 +7,20 @@ from torch.nn.utils import parametrizations, prune
 from torch.testing._internal.two_tensor import TwoTensor
 
 from builders import assert_equal, make_config, make_model
-from modeling_sktformer import SKTformerForSequenceClassification, attention, chunked_feed_forward, smoothing
+from modeling_sktformer import (
+    SKTformerForSequenceClassification,
+    attention,
+    chunked_feed_forward,
+    folded_stem,
+    smoothing,
+)
 from modeling_sktformer.attention import SkeletonAttention
 from modeling_sktformer.dropout import Dropout
 from modeling_sktformer.folded_attention import is_folding_cheaper
+from modeling_sktformer.folded_stem import is_stem_folding_faster
 from modeling_sktformer.modeling_sktformer import SKTformerLayer
 from modeling_sktformer.plain_modules import has_plain_weights, is_plain
-from modeling_sktformer.smoothing import ConvolutionStem
+from modeling_sktformer.smoothing import ConvolutionStem, Smoother
 
 
 @pytest.fixture
@@ -252,8 +259,103 @@ def test_both_layouts_of_the_stem_are_the_same_convolution(kernel_size, fourier,
     assert_equal(*outputs)
 
 
+@pytest.fixture
+def folding(monkeypatch) -> list[torch.Tensor]:
+    """The folded stem although the models here are small; what it returned so far."""
+    outputs: list[torch.Tensor] = []
+
+    def record(*arguments):
+        outputs.append(folded_stem.add_folded_stem(*arguments))
+        return outputs[-1]
+
+    monkeypatch.setattr(smoothing, "MAX_NARROW_SIZE", 0)
+    monkeypatch.setattr(smoothing, "is_stem_folding_faster", lambda *sizes: True)
+    monkeypatch.setattr(smoothing, "add_folded_stem", record)
+    monkeypatch.setattr(folded_stem, "BLOCK_VALUES", 100)
+    return outputs
+
+
+def make_smoother(**overrides) -> Smoother:
+    smoother = Smoother(make_config(**overrides)).double().train()
+    for parameter in smoother.parameters():
+        nn.init.normal_(parameter, std=0.5)
+    return smoother
+
+
+@pytest.mark.parametrize(
+    ("sizes", "folds"),
+    [
+        ({}, True),
+        ({"hidden_size": 256}, False),
+        ({"batch_size": 3}, False),
+        ({"length": 400}, False),
+        ({"num_segments": 16}, False),
+        ({"num_segments": 16, "batch_size": 8}, True),
+    ],
+    ids=str,
+)
+def test_the_stem_is_folded_in_wide_models_and_large_batches(sizes, folds):
+    base = {"hidden_size": 768, "batch_size": 4, "length": 512, "num_positions": 512, "num_segments": 8}
+    assert is_stem_folding_faster(**{**base, **sizes}) == folds
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("length", [1, 5, 16, 17])
+@pytest.mark.parametrize("kernel_size", [3, 7])
+def test_the_folded_stem_takes_shortened_filters(kernel_size, length, training, folding, monkeypatch):
+    smoother = make_smoother(max_position_embeddings=64, conv_kernel_size=kernel_size).train(training)
+    states = torch.randn(6, length, 12, dtype=torch.float64, requires_grad=training)
+    token_mask = torch.arange(length) < torch.tensor([length, 1, 0, 2, 3, length])[:, None]
+    results = []
+    for folded in (True, False):
+        monkeypatch.setattr(smoothing, "is_stem_folding_faster", lambda *sizes, folded=folded: folded)
+        with torch.set_grad_enabled(training):
+            outputs = smoother(states, token_mask)
+        results.append([outputs])
+        if training:
+            results[-1] += torch.autograd.grad(outputs.square().sum(), [states, *smoother.parameters()])
+    assert len(folding) == 1
+    for actual, expected in zip(*results, strict=True):
+        assert_equal(actual, expected)
+
+
+def test_the_folded_stem_has_second_gradients(folding):
+    smoother = make_smoother(max_position_embeddings=5, smoother_activation="gelu")
+    states = torch.randn(2, 5, 12, dtype=torch.float64, requires_grad=True)
+    token_mask = torch.arange(5) < torch.tensor([5, 3])[:, None]
+    assert torch.autograd.gradgradcheck(lambda states: smoother(states, token_mask), (states,))
+    assert folding
+
+
+@pytest.mark.parametrize(
+    "name", ["fourier_convolution", "convolution_stem", "convolution_stem.convolution", "autocast", "function"]
+)
+def test_the_stem_is_not_folded_where_someone_looks_at_it(name, folding):
+    smoother = make_smoother()
+    states = torch.randn(4, 16, 12, dtype=torch.float64)
+    expected = smoother(states, None)
+    assert len(folding) == 1
+    calls: list[bool] = []
+    if name == "function":
+        outputs = torch.func.vmap(lambda states: smoother.eval()(states, None))(states[None])[0]
+        expected = smoother(states, None)
+        del folding[1:]
+    elif name == "autocast":
+        with torch.autocast("cpu", torch.bfloat16):
+            smoother(states, None)
+        outputs = expected
+    else:
+        smoother.get_submodule(name).register_forward_hook(lambda *call: calls.append(True))
+        outputs = smoother(states, None)
+        assert calls
+    assert_equal(outputs, expected)
+    assert len(folding) == 1
+
+
+@pytest.mark.parametrize("keeps_wide", [False, True])
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
-def test_chunks_are_the_whole_feed_forward_part(dropout, monkeypatch):
+def test_chunks_are_the_whole_feed_forward_part(dropout, keeps_wide, monkeypatch):
+    monkeypatch.setattr(chunked_feed_forward, "MAX_NARROW_SIZE", 0 if keeps_wide else 1000)
     layer = make_layer(hidden_dropout_prob=dropout)
     width = layer.mlp.intermediate.out_features
     parameters = [*layer.mlp_norm.parameters(), *layer.mlp.parameters()]

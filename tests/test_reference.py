@@ -95,6 +95,7 @@ def fast_paths(request, monkeypatch) -> None:
     monkeypatch.setattr(folded_stem, "BLOCK_VALUES", 100)
     monkeypatch.setattr(chunked_feed_forward, "MIN_CHUNKS", 1 if fast else 10**9)
     monkeypatch.setattr(chunked_feed_forward, "CHUNK_VALUES", 100)
+    monkeypatch.setattr(chunked_feed_forward, "MAX_NARROW_SIZE", 0 if wide else 1000)
     monkeypatch.setattr(chunked_feed_forward, "MIN_CHUNK_TOKENS", 1)
 
 
