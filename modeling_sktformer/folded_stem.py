@@ -109,7 +109,7 @@ def _convolve_around_circle(
 def _fold(filter: torch.Tensor, shifts: torch.Tensor, taps: torch.Tensor) -> torch.Tensor:
     """The folded filter E at some frequencies, `(F, r, d)`, from filters `(d, F, 2)` and shifts `(K, F)` there."""
     num_segments, num_frequencies = taps.shape[0], filter.shape[1]
-    gains = torch.view_as_complex(filter).unflatten(0, (num_segments, 1, -1))  # (r, 1, d / r, F)
+    gains = torch.view_as_complex(filter.contiguous()).unflatten(0, (num_segments, 1, -1))  # (r, 1, d / r, F)
     shifted = torch.view_as_real(gains * shifts.unsqueeze(1))  # (r, K, d / r, F, 2)
     folded = shifted.flatten(1, 2).flatten(-2).mT @ taps  # (r, 2 F, d)
     real, imag = folded.unflatten(1, (num_frequencies, 2)).unbind(2)

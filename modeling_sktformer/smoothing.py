@@ -539,6 +539,7 @@ class Smoother(nn.Module):
             and has_plain_weights(stem.convolution, nn.Conv1d)
             and is_plain(fourier_convolution, FourierConvolution)
             and type(fourier_convolution.filter) in (nn.Parameter, torch.Tensor)
+            and fourier_convolution.filter.dtype == hidden_states.dtype
             and is_stem_folding_faster(
                 width,
                 batch_size,

@@ -328,7 +328,8 @@ def test_the_folded_stem_has_second_gradients(folding):
 
 
 @pytest.mark.parametrize(
-    "name", ["fourier_convolution", "convolution_stem", "convolution_stem.convolution", "autocast", "function"]
+    "name",
+    ["fourier_convolution", "convolution_stem", "convolution_stem.convolution", "autocast", "function", "half filter"],
 )
 def test_the_stem_is_not_folded_where_someone_looks_at_it(name, folding):
     smoother = make_smoother()
@@ -344,6 +345,13 @@ def test_the_stem_is_not_folded_where_someone_looks_at_it(name, folding):
         with torch.autocast("cpu", torch.bfloat16):
             smoother(states, None)
         outputs = expected
+    elif name == "half filter":
+        assert smoother.fourier_convolution is not None
+        smoother.fourier_convolution.filter.data = smoother.fourier_convolution.filter.data.to(torch.bfloat16).double()
+        expected = smoother(states, None)
+        del folding[1:]
+        smoother.fourier_convolution.to(torch.bfloat16)
+        outputs = smoother(states, None)
     else:
         smoother.get_submodule(name).register_forward_hook(lambda *call: calls.append(True))
         outputs = smoother(states, None)
