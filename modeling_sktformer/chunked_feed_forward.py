@@ -118,18 +118,23 @@ class _ChunkedFeedForward(torch.autograd.Function):
     def forward(ctx: Any, options: _Options, rows: torch.Tensor, *parameters: torch.Tensor) -> torch.Tensor:
         norm_weight, norm_bias, first_weight, first_bias, second_weight, second_bias = parameters
         size = options.rows_per_chunk
-        wide = rows.new_empty(len(rows) if options.keeps_wide else min(size, len(rows)), len(first_bias))
-        outputs, masks = torch.empty_like(rows), []
-        for number, (chunk, target) in enumerate(zip(rows.split(size), outputs.split(size), strict=True)):
-            part = wide[number * size if options.keeps_wide else 0 :][: len(chunk)]
-            torch.addmm(first_bias, _normalize(chunk, norm_weight, norm_bias, options), first_weight.mT, out=part)
-            update = torch.addmm(second_bias, options.activation(part), second_weight.mT)
+        # In pieces, because the C library asks the system for a large tensor each time anew.
+        wide: list[torch.Tensor] = []
+        masks: list[torch.Tensor] = []
+        outputs = torch.empty_like(rows)
+        for chunk, target in zip(rows.split(size), outputs.split(size), strict=True):
+            normalized = _normalize(chunk, norm_weight, norm_bias, options)
+            before = torch.addmm(first_bias, normalized, first_weight.mT)
+            if options.keeps_wide:
+                wide.append(before)
+            update = torch.addmm(second_bias, options.activation(before), second_weight.mT)
             if options.dropout_prob > 0:
                 masks.append(draw_kept(update, options.dropout_prob))
                 update = keep_values(update, masks[-1], options.dropout_prob)
             torch.add(chunk, update, out=target)
         ctx.options = options
-        ctx.save_for_backward(rows, *parameters, wide if options.keeps_wide else None, *masks)
+        ctx.num_wide = len(wide)
+        ctx.save_for_backward(rows, *parameters, *wide, *masks)
         return outputs
 
     @staticmethod
@@ -137,7 +142,8 @@ class _ChunkedFeedForward(torch.autograd.Function):
         (gradient,) = gradients
         tensors = ctx.saved_tensors
         rows, parameters = tensors[0], tensors[1:_NUM_TENSORS]
-        wide, *masks = tensors[_NUM_TENSORS:]
+        chunks = tensors[_NUM_TENSORS:]
+        wide, masks = chunks[: ctx.num_wide], chunks[ctx.num_wide :]
         with torch.autocast("cpu", enabled=False):
             if torch.is_grad_enabled():  # gradients of these gradients are wanted: PyTorch's own rules give them
                 return None, *_trace_gradients(ctx.options, rows, parameters, masks, gradient)
@@ -148,7 +154,7 @@ def _compute_gradients(
     options: _Options,
     rows: torch.Tensor,
     parameters: tuple[torch.Tensor, ...],
-    wide: torch.Tensor | None,
+    wide: Sequence[torch.Tensor],
     masks: Sequence[torch.Tensor],
     gradient: torch.Tensor,
 ) -> list[torch.Tensor]:
@@ -167,10 +173,10 @@ def _compute_gradients(
         with torch.enable_grad():
             leaves = [tensor.detach().requires_grad_() for tensor in (chunk, norm_weight, norm_bias)]
             normalized = _normalize(leaves[0], leaves[1], leaves[2], options)
-        if wide is None:
-            before = torch.addmm(first_bias, normalized.detach(), first_weight.mT)
+        if wide:
+            before = wide[number].detach()
         else:
-            before = wide[number * size :][: len(chunk)].detach()
+            before = torch.addmm(first_bias, normalized.detach(), first_weight.mT)
         with torch.enable_grad():
             after = options.activation(before.requires_grad_())
         (before_gradient,) = torch.autograd.grad(after, before, update_gradient @ second_weight)

@@ -18,31 +18,40 @@ from torch import nn
 # Measured on CPUs: in models wider than this and from so many sequences on, folding saves more time than the folded
 # filter takes to be made, written and read.
 MAX_NARROW_SIZE = 256
-MIN_SEQUENCES = 4
-# Complex numbers of the folded filter that are made at once: 4 MiB in float32, less than what the C library asks the
+MIN_SEQUENCES = 2
+# Values that a folded filter may hold for each sequence of the batch: 32 MiB in float32, which are kept for the
+# backward pass.
+MAX_VALUES_PER_SEQUENCE = 1 << 23
+# Complex numbers of the folded filter that are made at once: 8 MiB in float32, less than what the C library asks the
 # system for each time anew.
-BLOCK_VALUES = 1 << 19
+BLOCK_VALUES = 1 << 20
 
 
 def is_stem_folding_faster(
     hidden_size: int, batch_size: int, length: int, num_positions: int, num_segments: int
 ) -> bool:
     """
-    Whether [`add_folded_stem`] is faster than the convolution, and takes no more memory to speak of.
+    Whether [`add_folded_stem`] is faster than the convolution, for memory that is in proportion to the batch.
+
+    A folded filter has r d N values, whatever the batch; the columns that it spares have d N for each sequence.
 
     Args:
         hidden_size (`int`): Width d.
         batch_size (`int`): Sequences B.
         length (`int`): Tokens S of each.
         num_positions (`int`): Length N of the transform, for which filters are folded.
-        num_segments (`int`):
-            Segments r. A folded filter has as many values as r / 2 sequences of the columns that need not be kept.
+        num_segments (`int`): Segments r.
 
     Returns:
         `bool`
     """
     num_sequences = batch_size * length / num_positions
-    return hidden_size > MAX_NARROW_SIZE and num_sequences >= max(MIN_SEQUENCES, num_segments / 2)
+    num_values = num_segments * hidden_size * num_positions
+    return (
+        hidden_size > MAX_NARROW_SIZE
+        and num_sequences >= MIN_SEQUENCES
+        and num_values <= MAX_VALUES_PER_SEQUENCE * num_sequences
+    )
 
 
 def add_folded_stem(
@@ -93,27 +102,35 @@ def _convolve_around_circle(
     spectrum: torch.Tensor, filter: torch.Tensor, weight: torch.Tensor, num_positions: int
 ) -> torch.Tensor:
     """The short convolution of the Fourier convolution, both around the circle; `(B, d, N)`."""
-    num_segments = spectrum.shape[1]
+    batch_size, num_segments, _ = spectrum.shape
     taps = weight.unflatten(1, (num_segments, -1)).permute(1, 3, 2, 0).flatten(1, 2)  # (r, K d / r, d)
     offsets = torch.arange(weight.shape[-1], device=filter.device) - weight.shape[-1] // 2
     shifts = _shifts(offsets, num_positions, filter.dtype)  # (K, F)
+    # Products of real numbers, of which PyTorch has batches. The real part of x E is that of x times E's real part and
+    # minus x's imaginary part times E's; the imaginary part is the same with i x in the place of x.
+    conjugate = spectrum.conj().resolve_conj()
+    rows = torch.view_as_real(torch.stack([conjugate, 1j * conjugate]))  # (2, B, r, F, 2)
+    rows = rows.permute(3, 0, 1, 2, 4).flatten(3, 4).flatten(1, 2)  # (F, 2 B, 2 r)
     size = max(1, BLOCK_VALUES // (num_segments * filter.shape[0]))
-    blocks = zip(
-        spectrum.permute(2, 0, 1).split(size), filter.split(size, dim=1), shifts.split(size, dim=1), strict=True
-    )
+    blocks = zip(rows.split(size), filter.split(size, dim=1), shifts.split(size, dim=1), strict=True)
     filtered = torch.cat([torch.bmm(part, _fold(gains, factors, taps)) for part, gains, factors in blocks])
+    real, imag = filtered.unflatten(1, (2, batch_size)).unbind(1)  # (F, B, d)
     # As a matrix (F, B d): PyTorch transposes it faster than it transforms along another dimension than the last.
-    return torch.fft.irfft(filtered.flatten(1).mT, n=num_positions).unflatten(0, (spectrum.shape[0], -1))
+    convolved = torch.fft.irfft(torch.complex(real, imag).flatten(1).mT, n=num_positions)
+    return convolved.unflatten(0, (batch_size, -1))
 
 
 def _fold(filter: torch.Tensor, shifts: torch.Tensor, taps: torch.Tensor) -> torch.Tensor:
-    """The folded filter E at some frequencies, `(F, r, d)`, from filters `(d, F, 2)` and shifts `(K, F)` there."""
+    """
+    The folded filter E at some frequencies, `(F, 2 r, d)`: for each segment real and imaginary part.
+
+    From filters `(d, F, 2)`, shifts `(K, F)` at these frequencies and taps `(r, K d / r, d)`.
+    """
     num_segments, num_frequencies = taps.shape[0], filter.shape[1]
     gains = torch.view_as_complex(filter.contiguous()).unflatten(0, (num_segments, 1, -1))  # (r, 1, d / r, F)
     shifted = torch.view_as_real(gains * shifts.unsqueeze(1))  # (r, K, d / r, F, 2)
-    folded = shifted.flatten(1, 2).flatten(-2).mT @ taps  # (r, 2 F, d)
-    real, imag = folded.unflatten(1, (num_frequencies, 2)).unbind(2)
-    return torch.complex(real, imag).transpose(0, 1)
+    folded = shifted.flatten(1, 2).mT.flatten(-2).mT @ taps  # (r, 2 F, d)
+    return folded.unflatten(1, (2, num_frequencies)).flatten(0, 1).transpose(0, 1)
 
 
 def _convolve_outside(

@@ -446,7 +446,8 @@ class ConvolutionStem(nn.Module):
         weight, own_weight = self.convolution.weight.split(width, dim=1)
         padding = weight.shape[-1] // 2
         sums = nn.functional.conv1d(hidden_states.mT, own_weight, self.convolution.bias, padding=padding)
-        return self._finish(add_folded_stem(sums, spectrum, filter, weight, num_positions, token_mask).mT, token_mask)
+        sums = add_folded_stem(sums, spectrum, filter, weight, num_positions, token_mask)
+        return self._finish(sums.mT.contiguous(), token_mask)
 
     def _finish(self, hidden_states: torch.Tensor, token_mask: torch.Tensor | None) -> torch.Tensor:
         """Norm, activation and dropout of what has been convolved."""
@@ -472,7 +473,7 @@ class ConvolutionStem(nn.Module):
         columns = hidden_states.mT
         if smoothed is not None:
             columns = torch.cat([smoothed, columns], dim=1)  # (B, 2 d, S)
-        return self.convolution(columns).mT
+        return self.convolution(columns).mT.contiguous()
 
     def _convolve_tokens(self, smoothed: torch.Tensor | None, hidden_states: torch.Tensor) -> torch.Tensor:
         tokens = hidden_states
