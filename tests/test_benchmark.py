@@ -41,7 +41,7 @@ from measurement import (
     time_interleaved,
     time_step,
 )
-from modeling_sktformer import folded_attention
+from modeling_sktformer import folded_attention, folded_stem
 from operation_counts import SKTformerVariant, count_matrix_products, count_operations, count_step
 
 
@@ -412,10 +412,13 @@ def test_mistakes_are_said_in_one_line(flags):
 @pytest.mark.parametrize("folded", [False, True])
 def test_profile_parts_add_up_to_the_step(folded, monkeypatch):
     monkeypatch.setattr(folded_attention, "FOLDING_OVERHEAD", 0 if folded else 1 << 40)
+    monkeypatch.setattr(folded_stem, "MAX_NARROW_SIZE", 0 if folded else 1000)
     parts = step_profile.profile_step(TINY, 64, Case("training", 0.1), rounds=1, matmul_rate=1e9)
     names = [row["part"] for row in parts]
     assert names[-3:] == ["between the parts", "forward and backward pass", "optimizer"]
-    assert {"Fourier convolution", "convolution stem", "feed-forward with its norm", "layer norms"} <= set(names)
+    assert {"feed-forward with its norm", "layer norms"} <= set(names)
+    assert ("smoother, its stem folded" in names) == folded
+    assert ({"Fourier convolution", "convolution stem"} <= set(names)) != folded
     assert ("attention with its projections" in names) == folded
     assert ("projections" in names) != folded
     for key in ("forward_ms", "backward_ms", "gflop"):
