@@ -18,7 +18,7 @@ from torch import nn
 # Measured on CPUs: in models wider than this and from so many sequences on, folding saves more time than the folded
 # filter takes to be made, written and read.
 MAX_NARROW_SIZE = 256
-MIN_SEQUENCES = 2
+MIN_SEQUENCES = 3
 # Values that a folded filter may hold for each sequence of the batch: 32 MiB in float32, which are kept for the
 # backward pass.
 MAX_VALUES_PER_SEQUENCE = 1 << 23
@@ -70,7 +70,7 @@ def add_folded_stem(
     convolution reads zeros; what it reads there is taken off again, exactly.
 
     Args:
-        sums (`torch.Tensor` of shape `(batch_size, hidden_size, sequence_length)`): What to add to; overwritten.
+        sums (`torch.Tensor` of shape `(batch_size, sequence_length, hidden_size)`): What to add to; overwritten.
         spectrum (`torch.Tensor` of shape `(batch_size, num_segments, num_positions // 2 + 1)`): Of the segments.
         filter (`torch.Tensor` of shape `(hidden_size, num_positions // 2 + 1, 2)`):
             Real and imaginary part of each column's filter at each frequency.
@@ -83,8 +83,8 @@ def add_folded_stem(
     Returns:
         `torch.Tensor`: `sums`; what stands at padding is of no use.
     """
-    batch_size, _, length = sums.shape
-    sums += _convolve_around_circle(spectrum, filter, weight, num_positions)[..., :length]
+    batch_size, length, _ = sums.shape
+    sums += _convolve_around_circle(spectrum, filter, weight, num_positions)[..., :length].mT
     if weight.shape[-1] == 1:
         return sums
     if token_mask is None:
@@ -93,9 +93,9 @@ def add_folded_stem(
         lengths = token_mask.sum(dim=1)
     outside, tokens = _convolve_outside(spectrum, filter, weight, lengths, num_positions)
     # In sequences shorter than the reach some of the tokens are none.
-    outside = outside * ((tokens >= 0) & (tokens < length)).unsqueeze(1)
-    tokens = tokens.clamp(0, length - 1).unsqueeze(1).expand_as(outside)
-    return sums.scatter_add_(2, tokens, -outside)
+    outside = outside * ((tokens >= 0) & (tokens < length)).unsqueeze(-1)
+    tokens = tokens.clamp(0, length - 1).unsqueeze(-1).expand_as(outside)
+    return sums.scatter_add_(1, tokens, -outside)
 
 
 def _convolve_around_circle(
@@ -139,7 +139,7 @@ def _convolve_outside(
     """
     What the convolution would read next to each sequence: P values of the Fourier convolution at either end.
 
-    Returns what they add to the results at the sequence's first and last P tokens, `(B, d, 2 P)`, and the places of
+    Returns what they add to the results at the sequence's first and last P tokens, `(B, 2 P, d)`, and the places of
     these tokens, `(B, 2 P)`.
     """
     batch_size, num_segments, num_frequencies = spectrum.shape
@@ -161,7 +161,7 @@ def _convolve_outside(
         nn.functional.pad(values[..., reach:], (2 * reach, 0)),
     ]
     outside = nn.functional.conv1d(torch.cat(ends), weight)  # (2 B, d, P)
-    return torch.cat(outside.chunk(2), dim=-1), torch.cat([before + reach, after - reach], dim=1)
+    return torch.cat(outside.chunk(2), dim=-1).mT, torch.cat([before + reach, after - reach], dim=1)
 
 
 def _shifts(offsets: torch.Tensor, num_positions: int, dtype: torch.dtype) -> torch.Tensor:

@@ -6,7 +6,8 @@ Section 3.2 and Algorithm 2 of "SKTformer: A Skeleton Transformer for Long Seque
 Letters in shapes: B batch, S tokens, N positions of the model, F = N // 2 + 1 frequencies, d hidden size, r segments.
 """
 
-from typing import Any, Self
+from collections.abc import Callable
+from typing import Any, Self, cast
 
 import torch
 from torch import nn
@@ -14,8 +15,12 @@ from transformers.activations import ACT2FN
 
 from .dropout import Dropout
 from .folded_stem import add_folded_stem, is_stem_folding_faster
+from .minimal_filtering import filter_minimally, is_minimal_filtering_faster
 from .plain_modules import has_plain_weights, is_plain, needs_plain_operations
 
+
+# Of sequences `(B, S, c)` with weights `(d, c, K)` and a bias `(d,)`, to `(B, S, d)`.
+Convolution = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 # Measured on CPUs: up to this width the stem is faster token by token than column by column, in training from 384
 # columns on much slower.
@@ -433,8 +438,18 @@ class ConvolutionStem(nn.Module):
         Returns:
             `torch.Tensor` of shape `(batch_size, sequence_length, hidden_size)`.
         """
-        convolve = self._convolve_tokens if self._is_narrow(hidden_states) else self._convolve_columns
-        return self._finish(convolve(smoothed, hidden_states), token_mask)
+        convolve = self._fast_convolution(hidden_states)
+        if convolve is None:
+            columns = hidden_states.mT
+            if smoothed is not None:
+                columns = torch.cat([smoothed, columns], dim=1)  # (B, 2 d, S)
+            return self._finish(self.convolution(columns).mT.contiguous(), token_mask)
+        tokens = hidden_states
+        if smoothed is not None:
+            tokens = torch.cat([smoothed.mT, tokens], dim=-1)  # (B, S, 2 d)
+        return self._finish(
+            convolve(tokens, self.convolution.weight, cast(torch.Tensor, self.convolution.bias)), token_mask
+        )
 
     def forward_folded(
         self, fourier_convolution: FourierConvolution, hidden_states: torch.Tensor, token_mask: torch.Tensor | None
@@ -444,10 +459,10 @@ class ConvolutionStem(nn.Module):
         filter, num_positions = fourier_convolution.fitting_filter(batch_size, length)
         spectrum = segment_spectrum(hidden_states, fourier_convolution.num_segments, num_positions)
         weight, own_weight = self.convolution.weight.split(width, dim=1)
-        padding = weight.shape[-1] // 2
-        sums = nn.functional.conv1d(hidden_states.mT, own_weight, self.convolution.bias, padding=padding)
+        convolve = self._fast_convolution(hidden_states) or _convolve_columns
+        sums = convolve(hidden_states, own_weight, cast(torch.Tensor, self.convolution.bias))
         sums = add_folded_stem(sums, spectrum, filter, weight, num_positions, token_mask)
-        return self._finish(sums.mT.contiguous(), token_mask)
+        return self._finish(sums, token_mask)
 
     def _finish(self, hidden_states: torch.Tensor, token_mask: torch.Tensor | None) -> torch.Tensor:
         """Norm, activation and dropout of what has been convolved."""
@@ -464,26 +479,34 @@ class ConvolutionStem(nn.Module):
             return nn.functional.relu(hidden_states, inplace=True)
         return self.activation(hidden_states)
 
-    def _is_narrow(self, hidden_states: torch.Tensor) -> bool:
-        """Whether to convolve with the columns of a token side by side in memory, as they stand around the stem."""
-        narrow = hidden_states.shape[-1] <= MAX_NARROW_SIZE and hidden_states.device.type == "cpu"
-        return narrow and has_plain_weights(self.convolution, nn.Conv1d)
+    def _fast_convolution(self, hidden_states: torch.Tensor) -> Convolution | None:
+        """What convolves tokens, columns side by side in memory as they stand around the stem, if that is faster."""
+        convolution, width = self.convolution, hidden_states.shape[-1]
+        if hidden_states.device.type != "cpu" or not has_plain_weights(convolution, nn.Conv1d):
+            return None
+        if width <= MAX_NARROW_SIZE:
+            return _convolve_tokens
+        num_tokens = hidden_states.numel() // width
+        if (
+            hidden_states.dtype in (torch.float32, torch.float64)
+            and convolution.weight.dtype == hidden_states.dtype
+            and not needs_plain_operations()
+            and is_minimal_filtering_faster(convolution.in_channels, num_tokens, convolution.kernel_size[0])
+        ):
+            return filter_minimally
+        return None
 
-    def _convolve_columns(self, smoothed: torch.Tensor | None, hidden_states: torch.Tensor) -> torch.Tensor:
-        columns = hidden_states.mT
-        if smoothed is not None:
-            columns = torch.cat([smoothed, columns], dim=1)  # (B, 2 d, S)
-        return self.convolution(columns).mT.contiguous()
 
-    def _convolve_tokens(self, smoothed: torch.Tensor | None, hidden_states: torch.Tensor) -> torch.Tensor:
-        tokens = hidden_states
-        if smoothed is not None:
-            tokens = torch.cat([smoothed.mT, tokens], dim=-1)  # (B, S, 2 d)
-        # An image of one row, of which PyTorch sees that its columns (channels) stand last.
-        image = tokens.mT.unsqueeze(2)
-        weight = self.convolution.weight.unsqueeze(2)
-        padding = (0, weight.shape[-1] // 2)
-        return nn.functional.conv2d(image, weight, self.convolution.bias, padding=padding).squeeze(2).mT
+def _convolve_tokens(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """Convolve along the tokens of `(B, S, c)` as an image of one row, whose columns (channels) stand last."""
+    image = inputs.mT.unsqueeze(2)
+    padding = (0, weight.shape[-1] // 2)
+    return nn.functional.conv2d(image, weight.unsqueeze(2), bias, padding=padding).squeeze(2).mT
+
+
+def _convolve_columns(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """Convolve along the tokens of `(B, S, c)`, each column's tokens brought side by side and back."""
+    return nn.functional.conv1d(inputs.mT, weight, bias, padding=weight.shape[-1] // 2).mT.contiguous()
 
 
 class Smoother(nn.Module):

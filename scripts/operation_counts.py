@@ -17,6 +17,7 @@ from typing import Any
 
 from modeling_sktformer.folded_attention import is_folding_cheaper
 from modeling_sktformer.folded_stem import is_stem_folding_faster
+from modeling_sktformer.minimal_filtering import is_minimal_filtering_faster
 
 
 # Parts that are no matrix products.
@@ -32,10 +33,13 @@ class SKTformerVariant:
     `fold_attention`: queries, branches and their norms are never computed over the full width (see
     `folded_attention.py`). `fold_stem`: the half of the convolution stem that reads the Fourier convolution is applied
     to the filters, so that r columns are filtered into d of them at each frequency (see `folded_stem.py`).
+    `filter_minimally`: four results of the stem take 6 products with its weights and not 12 (see
+    `minimal_filtering.py`).
     """
 
     fold_attention: bool | None = None
     fold_stem: bool | None = None
+    filter_minimally: bool | None = None
 
 
 def count_operations(
@@ -101,7 +105,7 @@ def _count_sktformer(config: Any, batch_size: int, length: int, variant: SKTform
     num_columns = config.use_feature_attention * config.num_landmark_features  # of a head
     parts: dict[str, float] = {}
     if config.use_smoother:
-        parts |= _count_smoother(config, batch_size, length, variant.fold_stem)
+        parts |= _count_smoother(config, batch_size, length, variant)
     num_samples = num_landmarks + num_columns
     parts["landmark keys and values"] = 2 * batch_size * num_landmarks * width**2
     fold_attention = variant.fold_attention
@@ -122,12 +126,16 @@ def _count_sktformer(config: Any, batch_size: int, length: int, variant: SKTform
     return parts
 
 
-def _count_smoother(config: Any, batch_size: int, length: int, fold_stem: bool | None) -> dict[str, float]:
+def _count_smoother(config: Any, batch_size: int, length: int, variant: SKTformerVariant) -> dict[str, float]:
     width, num_segments = config.hidden_size, config.num_segments
     num_positions = config.max_position_embeddings
     num_frequencies = num_positions // 2 + 1
+    fold_stem, filter_minimally = variant.fold_stem, variant.filter_minimally
     if fold_stem is None:
         fold_stem = is_stem_folding_faster(width, batch_size, length, num_positions, num_segments)
+    if filter_minimally is None:
+        num_columns = (1 + config.use_fourier_convolution) * width
+        filter_minimally = is_minimal_filtering_faster(num_columns, batch_size * length, config.conv_kernel_size)
     parts: dict[str, float] = {}
     num_inputs = 0
     if config.use_fourier_convolution:
@@ -141,7 +149,8 @@ def _count_smoother(config: Any, batch_size: int, length: int, fold_stem: bool |
             parts["folding the stem"] = 2 * config.conv_kernel_size * width**2 * num_frequencies
             num_inputs -= 1
         num_inputs += 1
-        parts["stem"] = batch_size * length * num_inputs * width**2 * config.conv_kernel_size
+        num_products = 6 / 4 if filter_minimally else config.conv_kernel_size  # of a token and a pair of columns
+        parts["stem"] = batch_size * length * num_inputs * width**2 * num_products
     return parts
 
 

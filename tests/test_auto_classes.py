@@ -59,6 +59,7 @@ CODE = {
     "folded_attention.py",
     "folded_stem.py",
     "losses.py",
+    "minimal_filtering.py",
     "modeling_sktformer.py",
     "plain_modules.py",
     "smoothing.py",

@@ -13,6 +13,7 @@ from modeling_sktformer import (
     attention,
     chunked_feed_forward,
     folded_stem,
+    minimal_filtering,
     smoothing,
 )
 from modeling_sktformer.smoothing import fourier_convolution
@@ -93,6 +94,8 @@ def fast_paths(request, monkeypatch) -> None:
     monkeypatch.setattr(smoothing, "MAX_NARROW_SIZE", 1000 if fast and not wide else 0)
     monkeypatch.setattr(smoothing, "is_stem_folding_faster", lambda *sizes: wide)
     monkeypatch.setattr(folded_stem, "BLOCK_VALUES", 100)
+    monkeypatch.setattr(smoothing, "is_minimal_filtering_faster", lambda columns, tokens, taps: wide and taps == 3)
+    monkeypatch.setattr(minimal_filtering, "CHUNK_TILES", 3)
     monkeypatch.setattr(chunked_feed_forward, "MIN_CHUNKS", 1 if fast else 10**9)
     monkeypatch.setattr(chunked_feed_forward, "CHUNK_VALUES", 100)
     monkeypatch.setattr(chunked_feed_forward, "MAX_NARROW_SIZE", 0 if wide else 1000)
