@@ -21,18 +21,12 @@ _RESULTS = 4  # of a tile, which starts at the token before them and ends at the
 # Measured on CPUs: narrower products, and those with fewer tokens, gain less than the sums around them cost.
 MIN_COLUMNS = 640
 MIN_TOKENS = 512
-# Tiles in a chunk, which goes through all steps before the next one.
-CHUNK_TILES = 384
+# Values that the tokens of a chunk begin with, which goes through all steps before the next one: 1 MiB in float32 for
+# each of the tiles' four tokens.
+CHUNK_VALUES = 1 << 18
 
-# Values of the tile's polynomial at 0, 1, -1, 2, -2 and infinity; of the weights' there; and back to four results.
-_TILE_MATRIX = [
-    [4, 0, -5, 0, 1, 0],
-    [0, -4, -4, 1, 1, 0],
-    [0, 4, -4, -1, 1, 0],
-    [0, -2, -1, 2, 1, 0],
-    [0, 2, -1, -2, 1, 0],
-    [0, 4, 0, -5, 0, 1],
-]
+# G: the values of the three weights' polynomial at 0, 1, -1, 2, -2 and infinity, with the factors that A and B leave
+# out so that they are sums of few multiples.
 _WEIGHT_MATRIX = [
     [1 / 4, 0, 0],
     [-1 / 6, -1 / 6, -1 / 6],
@@ -41,13 +35,7 @@ _WEIGHT_MATRIX = [
     [1 / 24, -1 / 12, 1 / 6],
     [0, 0, 1],
 ]
-_RESULT_MATRIX = [
-    [1, 1, 1, 1, 1, 0],
-    [0, 1, -1, 2, -2, 0],
-    [0, 1, 1, 4, 4, 0],
-    [0, 1, -1, 8, -8, 1],
-]
-_POINTS = len(_TILE_MATRIX)
+_POINTS = len(_WEIGHT_MATRIX)
 
 
 def is_minimal_filtering_faster(num_columns: int, num_tokens: int, num_taps: int) -> bool:
@@ -87,16 +75,16 @@ class _MinimalFiltering(torch.autograd.Function):
     def forward(ctx: Any, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
         (batch_size, length, _), width = inputs.shape, weight.shape[0]
         weights = _transform_weight(weight)
-        result_matrix = inputs.new_tensor(_RESULT_MATRIX)
-        outputs = inputs.new_empty(batch_size, length, width)
-        for rows, first, stop in _chunks(batch_size, length):
-            tiles = _transform_tiles(inputs[rows], first, stop)
-            products = torch.bmm(tiles.flatten(1, 2), weights.mT)  # (6, b t, d)
-            results = (result_matrix @ products.flatten(1)).view(_RESULTS, -1, stop - first, width)
-            target = outputs[rows, _RESULTS * first : _RESULTS * stop]
-            torch.add(results.permute(1, 2, 0, 3).flatten(1, 2)[:, : target.shape[1]], bias, out=target)
+        num_tiles = -(-length // _RESULTS)
+        outputs = inputs.new_empty(batch_size, num_tiles * _RESULTS, width)
+        results = outputs.unflatten(1, (num_tiles, _RESULTS))
+        for rows, first, stop in _chunks(inputs.shape):
+            tiles = _transform_tiles(_read_tokens(inputs[rows], _RESULTS * first - 1, _RESULTS * stop + 1))
+            products = torch.bmm(tiles.flatten(1, 2), weights.mT).unflatten(1, tiles.shape[1:3])
+            _write_results(products, bias, results[rows, first:stop])
         ctx.save_for_backward(inputs, weight, bias)
-        return outputs
+        # A result that is a view could not be overwritten.
+        return outputs if outputs.shape[1] == length else outputs[:, :length].clone()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
@@ -117,27 +105,26 @@ def _compute_gradients(
     inputs: torch.Tensor, weight: torch.Tensor, gradient: torch.Tensor, needed: tuple[bool, ...]
 ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
     """Every step of the forward pass transposed, chunk by chunk."""
-    (batch_size, length, num_columns), width = inputs.shape, weight.shape[0]
+    batch_size, length, num_columns = inputs.shape
     inputs_needed, weight_needed, bias_needed = needed
     num_tiles = -(-length // _RESULTS)
     weights = _transform_weight(weight)
-    tile_matrix, result_matrix = inputs.new_tensor(_TILE_MATRIX), inputs.new_tensor(_RESULT_MATRIX)
-    weights_gradient = torch.zeros_like(weights)
+    weights_gradient = torch.empty_like(weights)
+    is_first = True
     input_gradient = inputs.new_empty(batch_size, num_tiles, _RESULTS, num_columns)
     spilled: torch.Tensor | float = 0.0  # what the last tile of a chunk gives to the token behind it
-    for rows, first, stop in _chunks(batch_size, length) if inputs_needed or weight_needed else ():
-        count = stop - first
-        results = _read_tokens(gradient[rows], _RESULTS * first, _RESULTS * stop).unflatten(1, (count, _RESULTS))
-        products = result_matrix.mT @ results.permute(2, 0, 1, 3).reshape(_RESULTS, -1)
-        products = products.view(_POINTS, -1, width)
+    for rows, first, stop in _chunks(inputs.shape) if inputs_needed or weight_needed else ():
+        results = _read_tokens(gradient[rows], _RESULTS * first, _RESULTS * stop)
+        products = _pull_back_results(results)
+        flat_products = products.flatten(1, 2)
         if weight_needed:
-            tiles = _transform_tiles(inputs[rows], first, stop)
-            weights_gradient.baddbmm_(products.mT, tiles.flatten(1, 2))
+            tiles = _transform_tiles(_read_tokens(inputs[rows], _RESULTS * first - 1, _RESULTS * stop + 1))
+            weights_gradient.baddbmm_(flat_products.mT, tiles.flatten(1, 2), beta=0 if is_first else 1)
+            is_first = False
         if inputs_needed:
-            tiles = tile_matrix.mT @ torch.bmm(products, weights).flatten(1)
-            before, *own, behind = tiles.view(_POINTS, -1, count, num_columns)
+            tiles = torch.bmm(flat_products, weights).unflatten(1, products.shape[1:3])
             target = input_gradient[rows]
-            torch.stack(own, dim=2, out=target[:, first:stop])
+            before, behind = _pull_back_tiles(tiles, target[:, first:stop])
             target[:, first, 0] += spilled
             target[:, first + 1 : stop, 0] += behind[:, :-1]
             spilled = behind[:, -1] if stop < num_tiles else 0.0
@@ -151,13 +138,14 @@ def _compute_gradients(
     )
 
 
-def _chunks(batch_size: int, length: int) -> Iterator[tuple[slice, int, int]]:
-    """Rows of the batch with the first of their tiles and the one after the last: a chunk, tiles in their order."""
-    num_tiles = -(-length // _RESULTS)
-    num_rows = max(1, CHUNK_TILES // num_tiles)
+def _chunks(shape: torch.Size) -> Iterator[tuple[slice, int, int]]:
+    """Rows of a batch `(B, S, c)` with the first of their tiles and the one after the last: a chunk; in order."""
+    batch_size, length, num_columns = shape
+    num_tiles, size = -(-length // _RESULTS), max(1, CHUNK_VALUES // num_columns)
+    num_rows = max(1, size // num_tiles)
     for row in range(0, batch_size, num_rows):
-        for first in range(0, num_tiles, CHUNK_TILES):
-            yield slice(row, row + num_rows), first, min(first + CHUNK_TILES, num_tiles)
+        for first in range(0, num_tiles, size):
+            yield slice(row, row + num_rows), first, min(first + size, num_tiles)
 
 
 def _transform_weight(weight: torch.Tensor) -> torch.Tensor:
@@ -166,11 +154,63 @@ def _transform_weight(weight: torch.Tensor) -> torch.Tensor:
     return (matrix @ weight.flatten(0, 1).mT).unflatten(1, weight.shape[:2])
 
 
-def _transform_tiles(inputs: torch.Tensor, first: int, stop: int) -> torch.Tensor:
-    """B^T x for some tiles x of sequences `(B, S, c)`; `(6, B, T, c)`."""
-    tokens = _read_tokens(inputs, _RESULTS * first - 1, _RESULTS * stop + 1)
-    tiles = tokens.unfold(1, _POINTS, _RESULTS).permute(3, 0, 1, 2)
-    return (inputs.new_tensor(_TILE_MATRIX) @ tiles.reshape(_POINTS, -1)).view(tiles.shape)
+def _transform_tiles(tokens: torch.Tensor) -> torch.Tensor:
+    """B^T x for the tiles x of tokens `(B, 4 T + 2, c)`; `(6, B, T, c)`."""
+    stop = tokens.shape[1] - _POINTS + 1
+    x = [tokens[:, place : place + stop : _RESULTS] for place in range(_POINTS)]
+    values = tokens.new_empty(_POINTS, *x[0].shape)
+    even, odd = x[4] - x[2], x[3] - x[1]
+    torch.add(even, x[0] - x[2], alpha=4, out=values[0])
+    torch.add(even, odd, alpha=2, out=values[3])
+    torch.sub(even, odd, alpha=2, out=values[4])
+    torch.sub(x[5] - x[3], odd, alpha=4, out=values[5])
+    torch.sub(x[4], x[2], alpha=4, out=even)
+    torch.sub(x[3], x[1], alpha=4, out=odd)
+    torch.add(even, odd, out=values[1])
+    torch.sub(even, odd, out=values[2])
+    return values
+
+
+def _pull_back_tiles(values: torch.Tensor, own: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """
+    B z for values z `(6, B, T, c)`: what tiles give to their tokens.
+
+    For the four tokens in the middle it is written to `own`, `(B, T, 4, c)`; for the one before and the one behind,
+    which are in the middle of a neighbour, it is returned: `(B, T, c)` each.
+    """
+    sums, differences = values[1] + values[2], values[1] - values[2]
+    far_sums, far_differences = values[3] + values[4], (values[3] - values[4]).mul_(2)
+    torch.sub((values[5] - differences).mul_(4), far_differences, out=own[:, :, 0])
+    torch.sub(differences.add_(far_differences), values[5], alpha=5, out=own[:, :, 2])
+    sums += values[0]
+    torch.add(sums, far_sums, out=own[:, :, 3])
+    torch.sub(far_sums.add_(values[0]).neg_(), sums, alpha=4, out=own[:, :, 1])
+    return values[0].mul_(4), values[5]
+
+
+def _write_results(values: torch.Tensor, bias: torch.Tensor, results: torch.Tensor) -> None:
+    """A^T y plus the bias for values y `(6, B, T, d)`, to `results`, `(B, T, 4, d)`."""
+    sums, differences = (values[1] + values[2]).add_(bias), (values[1] - values[2]).add_(bias)
+    far_sums, far_differences = values[3] + values[4], values[3] - values[4]
+    torch.add(values[0].add_(sums), far_sums, out=results[:, :, 0])
+    torch.add(differences, far_differences, alpha=2, out=results[:, :, 1])
+    torch.add(sums, far_sums, alpha=4, out=results[:, :, 2])
+    torch.add(differences.add_(values[5]), far_differences, alpha=8, out=results[:, :, 3])
+
+
+def _pull_back_results(gradient: torch.Tensor) -> torch.Tensor:
+    """A z for gradients z of results, `(B, 4 T, d)`; `(6, B, T, d)`."""
+    z = [gradient[:, place::_RESULTS] for place in range(_RESULTS)]
+    values = gradient.new_empty(_POINTS, *z[0].shape)
+    values[0], values[5] = z[0], z[3]
+    even, odd = z[0] + z[2], z[1] + z[3]
+    torch.add(even, odd, out=values[1])
+    torch.sub(even, odd, out=values[2])
+    torch.add(z[0], z[2], alpha=4, out=even)
+    torch.add(z[1], z[3], alpha=4, out=odd)
+    torch.add(even, odd, alpha=2, out=values[3])
+    torch.sub(even, odd, alpha=2, out=values[4])
+    return values
 
 
 def _read_tokens(states: torch.Tensor, first: int, stop: int) -> torch.Tensor:

@@ -162,6 +162,8 @@ def test_variants_of_sktformer_are_counted():
     assert folded["filter products"] == 4 * 2 * 8 * 64 * 65
     # What convolves one sequence, in products at N / 2 + 1 frequencies of two parts.
     assert folded["folding the stem"] == plain["stem"] / 2 / 2 / 128 * 2 * 65
+    filtered = count_operations("sktformer", config, 2, 128, SKTformerVariant(filter_minimally=True))
+    assert filtered["stem"] == plain["stem"] / 2
     assert plain["queries"] == plain["output projection"] == 2 * 128 * 64 * 64
     assert "queries" not in folded
     assert "output projection" not in folded
@@ -413,6 +415,7 @@ def test_mistakes_are_said_in_one_line(flags):
 def test_profile_parts_add_up_to_the_step(folded, monkeypatch):
     monkeypatch.setattr(folded_attention, "FOLDING_OVERHEAD", 0 if folded else 1 << 40)
     monkeypatch.setattr(folded_stem, "MAX_NARROW_SIZE", 0 if folded else 1000)
+    monkeypatch.setattr(folded_stem, "MIN_SEQUENCES", 1)
     parts = step_profile.profile_step(TINY, 64, Case("training", 0.1), rounds=1, matmul_rate=1e9)
     names = [row["part"] for row in parts]
     assert names[-3:] == ["between the parts", "forward and backward pass", "optimizer"]

@@ -23,7 +23,7 @@ def make_tensors(batch_size=2, length=11, num_columns=6, width=5, dtype=torch.fl
 @pytest.mark.parametrize("chunk_tiles", [1, 3, 100])
 @pytest.mark.parametrize("length", [1, 2, 3, 4, 5, 8, 13, 24, 27])
 def test_it_is_the_convolution(length, chunk_tiles, monkeypatch):
-    monkeypatch.setattr(minimal_filtering, "CHUNK_TILES", chunk_tiles)
+    monkeypatch.setattr(minimal_filtering, "CHUNK_VALUES", 6 * chunk_tiles)
     tensors = make_tensors(3, length)
     weights = torch.randn(3, length, 5, dtype=torch.float64)
     outputs, expected = filter_minimally(*tensors), convolve(*tensors)

@@ -95,7 +95,7 @@ def fast_paths(request, monkeypatch) -> None:
     monkeypatch.setattr(smoothing, "is_stem_folding_faster", lambda *sizes: wide)
     monkeypatch.setattr(folded_stem, "BLOCK_VALUES", 100)
     monkeypatch.setattr(smoothing, "is_minimal_filtering_faster", lambda columns, tokens, taps: wide and taps == 3)
-    monkeypatch.setattr(minimal_filtering, "CHUNK_TILES", 3)
+    monkeypatch.setattr(minimal_filtering, "CHUNK_VALUES", 40)
     monkeypatch.setattr(chunked_feed_forward, "MIN_CHUNKS", 1 if fast else 10**9)
     monkeypatch.setattr(chunked_feed_forward, "CHUNK_VALUES", 100)
     monkeypatch.setattr(chunked_feed_forward, "MAX_NARROW_SIZE", 0 if wide else 1000)
