@@ -21,8 +21,8 @@ _RESULTS = 4  # of a tile, which starts at the token before them and ends at the
 # Measured on CPUs: narrower products, and those with fewer tokens, gain less than the sums around them cost.
 MIN_COLUMNS = 640
 MIN_TOKENS = 512
-# Values that the tokens of a chunk begin with, which goes through all steps before the next one: 1 MiB in float32 for
-# each of the tiles' four tokens.
+# Tiles times columns in a chunk, which goes through all steps before the next one: 1 MiB in float32, 6 MiB for the
+# values that are multiplied.
 CHUNK_VALUES = 1 << 18
 
 # G: the values of the three weights' polynomial at 0, 1, -1, 2, -2 and infinity, with the factors that A and B leave
@@ -130,10 +130,12 @@ def _compute_gradients(
             spilled = behind[:, -1] if stop < num_tiles else 0.0
             skipped = int(first == 0)  # before the first tile there is no token
             target[:, first - 1 + skipped : stop - 1, -1] += before[:, skipped:]
-    weight_gradient = weights_gradient.flatten(1).mT @ inputs.new_tensor(_WEIGHT_MATRIX)
+    weight_gradient = None
+    if weight_needed:
+        weight_gradient = (weights_gradient.flatten(1).mT @ inputs.new_tensor(_WEIGHT_MATRIX)).view_as(weight)
     return (
         input_gradient.flatten(1, 2)[:, :length] if inputs_needed else None,
-        weight_gradient.view_as(weight) if weight_needed else None,
+        weight_gradient,
         gradient.sum(dim=(0, 1)) if bias_needed else None,
     )
 

@@ -20,6 +20,8 @@ from arguments import UserError
 ARGUMENTS_FILE = "arguments.yaml"
 METRICS_FILE = "metrics.json"
 
+# Of the environment: they say how memory is taken and given back, which changes times on processors.
+_ALLOCATOR_VARIABLES = ("GLIBC_TUNABLES", "MALLOC_")
 # What may differ between the first and the second half of a run that was cut in two.
 _FREE_ARGUMENTS = {"output_dir", "disable_tqdm", "dataloader_num_workers", "test_file"}
 # What is said about one start and is no part of the run, and what must not be written down.
@@ -147,15 +149,17 @@ def describe_environment() -> dict[str, Any]:
         "device": device,
         "threads": torch.get_num_threads(),
         "commit": _commit(),
+        **{name: os.environ[name] for name in sorted(os.environ) if name.startswith(_ALLOCATOR_VARIABLES)},
     }
 
 
 def format_origin(script: str, environment: dict[str, Any], commits: Iterable[Any]) -> str:
     """One sentence under a table: what wrote it, from which code, with which versions and on which machine."""
     versions = ", ".join(f"{key} {environment[key]}" for key in ("python", "torch", "transformers"))
+    allocator = [f", {name}={environment[name]}" for name in environment if name.startswith(_ALLOCATOR_VARIABLES)]
     return (
         f"Written by `scripts/{script}` at {', '.join(map(str, commits))}: {versions}, {environment['device']}, "
-        f"{environment['threads']} thread(s)."
+        f"{environment['threads']} thread(s){''.join(allocator)}."
     )
 
 

@@ -14,6 +14,7 @@ import measure_scaling
 import measurement
 from arguments import UserError
 from measurement import median_ratio, peak_memory, time_interleaved
+from run_folder import describe_environment, format_origin
 from run_matrix import Run, execute_runs, read_runs
 
 
@@ -113,6 +114,13 @@ def make_allocation(mebibytes):
 
 def fail_to_make():
     raise RuntimeError("no such model")
+
+
+def test_results_name_the_settings_of_the_allocator(monkeypatch):
+    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "1")
+    origin = format_origin("benchmark.py", describe_environment(), ["abc"])
+    assert origin.startswith("Written by `scripts/benchmark.py` at abc: ")
+    assert origin.endswith("thread(s), MALLOC_TRIM_THRESHOLD_=1.")
 
 
 def test_memory_is_what_a_step_adds():
