@@ -9,7 +9,7 @@ import matplotlib
 matplotlib.use("Agg")  # a picture file is wanted, also where there is no screen
 
 import matplotlib.pyplot as plt
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import LogLocator, MaxNLocator
 
 
 def plot_loss_curve(
@@ -188,6 +188,9 @@ def plot_benchmark(
             axes.set(title=case, xlabel="tokens in an input", ylabel=label, yscale="log")
             axes.set_xscale("log", base=2)
             axes.set_xticks(lengths, [f"{length:,}" for length in lengths], rotation=30)
+            # Powers of ten alone would leave an axis of less than a decade without a number.
+            axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axes.yaxis.set_major_formatter("{x:,g}")
             axes.minorticks_off()
             axes.grid(alpha=0.3)
     handles = [plt.Line2D([], [], ms=5, label=name, **styles[name]) for name in names]
