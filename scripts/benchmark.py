@@ -25,8 +25,20 @@ import psutil
 import torch
 from tqdm import tqdm
 
-from arguments import UserError, one_line, parse_args, run_script
-from benchmark_models import (
+from experiments.arguments import UserError, one_line, parse_args, run_script
+from experiments.benchmark.counts import count_operations, count_step
+from experiments.benchmark.measurement import (
+    OUT_OF_MEMORY,
+    Probe,
+    StepFailure,
+    failure_reason,
+    median_ratio,
+    probe_cuda_step,
+    probe_step,
+    time_interleaved,
+    time_step,
+)
+from experiments.benchmark.models import (
     MODELS,
     NOTES,
     SIZES,
@@ -38,21 +50,9 @@ from benchmark_models import (
     make_warm_step,
     unsupported_reason,
 )
-from measurement import (
-    OUT_OF_MEMORY,
-    Probe,
-    StepFailure,
-    failure_reason,
-    median_ratio,
-    probe_cuda_step,
-    probe_step,
-    time_interleaved,
-    time_step,
-)
-from operation_counts import count_operations, count_step
-from plots import plot_benchmark
-from run_folder import describe_environment, format_origin, write_atomically, write_json
-from step_profile import format_profile, profile_lengths
+from experiments.benchmark.profile import format_profile, profile_lengths
+from experiments.plots import plot_benchmark
+from experiments.results import describe_environment, format_origin, write_atomically, write_json
 
 
 @dataclass

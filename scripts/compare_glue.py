@@ -15,21 +15,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from arguments import UserError, given_arguments, parse_args, run_script
 from compare_pretraining import ROOT, SCRIPTS, load_recipes, pretrain_all, text_flags
-from data.glue import TASKS
-from glue_table import format_definitions, format_rows
-from plots import plot_task_scores
-from run_folder import (
-    METRICS_FILE,
-    format_origin,
-    is_finished_run,
-    recorded_arguments,
-    write_atomically,
-    write_json,
-)
+from experiments.arguments import UserError, given_arguments, parse_args, run_script
+from experiments.glue.table import format_definitions, format_rows
+from experiments.glue.tasks import TASKS
+from experiments.plots import plot_task_scores
+from experiments.results import format_origin, write_atomically, write_json
+from experiments.run_folder import METRICS_FILE, is_finished_run, recorded_arguments
+from experiments.runs import Run, execute_runs, read_runs
 from run_glue import GLUE_ARGUMENTS, task_arguments
-from run_matrix import Run, execute_runs, read_runs
 
 
 CONFIGURATION = ROOT / "configuration"

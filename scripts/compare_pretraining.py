@@ -17,11 +17,12 @@ from typing import Any
 
 import yaml
 
-from arguments import UserError, given_arguments, load_recipe, parse_args, run_script
-from plots import plot_mean_curves
+from experiments.arguments import UserError, given_arguments, load_recipe, parse_args, run_script
+from experiments.plots import plot_mean_curves
+from experiments.results import format_origin, write_atomically, write_json
+from experiments.run_folder import ARGUMENTS_FILE, METRICS_FILE, recorded_arguments
+from experiments.runs import Run, execute_runs, read_runs
 from pretrain_mlm import PRETRAINING_ARGUMENTS
-from run_folder import ARGUMENTS_FILE, METRICS_FILE, format_origin, recorded_arguments, write_atomically, write_json
-from run_matrix import Run, execute_runs, read_runs
 
 
 SCRIPTS = Path(__file__).parent

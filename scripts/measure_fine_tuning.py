@@ -14,10 +14,10 @@ from pathlib import Path
 
 import torch
 
-from arguments import UserError, parse_args, run_script
-from measurement import median_ratio, time_interleaved
+from experiments.arguments import UserError, parse_args, run_script
+from experiments.benchmark.measurement import median_ratio, time_interleaved
+from experiments.results import describe_environment, format_origin, write_atomically, write_json
 from modeling_sktformer import SKTformerForSequenceClassification, available_presets, load_preset
-from run_folder import describe_environment, format_origin, write_atomically, write_json
 
 
 @dataclass

@@ -14,12 +14,12 @@ from typing import Any
 
 from transformers import AutoTokenizer, TrainingArguments
 
-from arguments import UserError, one_line, parse_args, run_script
-from data.corpus import CorpusArguments, load_corpus
-from data.packing import mix_blocks, prepare_blocks
-from masked_lm import MaskedLMTrainer, MaskingCollator, mask_once
+from experiments.arguments import UserError, one_line, parse_args, run_script
+from experiments.results import describe_environment, format_origin, write_atomically, write_json
+from experiments.text.corpus import CorpusArguments, load_corpus
+from experiments.text.masked_lm import MaskedLMTrainer, MaskingCollator, mask_once
+from experiments.text.packing import mix_blocks, prepare_blocks
 from modeling_sktformer import SKTformerForMaskedLM
-from run_folder import describe_environment, format_origin, write_atomically, write_json
 
 
 @dataclass

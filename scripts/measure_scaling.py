@@ -15,11 +15,11 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from arguments import parse_args, run_script
-from measurement import median_ratio, peak_memory, time_interleaved
+from experiments.arguments import parse_args, run_script
+from experiments.benchmark.measurement import median_ratio, peak_memory, time_interleaved
+from experiments.plots import plot_scaling
+from experiments.results import describe_environment, format_origin, write_atomically, write_json
 from modeling_sktformer import SKTformerForSequenceClassification, load_preset
-from plots import plot_scaling
-from run_folder import describe_environment, format_origin, write_atomically, write_json
 
 
 @dataclass

@@ -23,23 +23,22 @@ from datasets import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, set_seed
 from transformers.trainer_pt_utils import AcceleratorConfig
 
-from architectures import ModelArguments, build_config, build_masked_lm, load_tokenizer
-from arguments import UserError, given_arguments, parse_args, run_script
-from checkpoint_card import write_pretraining_card
-from data.corpus import Corpus, CorpusArguments, load_corpus
-from data.mlm import MASKED_LM_TOKENS, Blocks, MaskedLMArguments, load_blocks, train_tokenizer_once
-from masked_lm import MaskedLMTrainer, MaskingCollator, MaskNumbering, mask_once
-from plots import plot_loss_curve
-from run_folder import (
+from experiments.arguments import UserError, given_arguments, parse_args, run_script
+from experiments.model_card import write_pretraining_card
+from experiments.models import ModelArguments, build_config, build_masked_lm, load_tokenizer
+from experiments.plots import plot_loss_curve
+from experiments.results import describe_environment, write_json
+from experiments.run_folder import (
     METRICS_FILE,
     check_run_folder,
     claim_run_folder,
-    describe_environment,
     find_checkpoint,
     recorded_arguments,
-    write_json,
 )
-from training import (
+from experiments.text.blocks import MASKED_LM_TOKENS, Blocks, MaskedLMArguments, load_blocks, train_tokenizer_once
+from experiments.text.corpus import Corpus, CorpusArguments, load_corpus
+from experiments.text.masked_lm import MaskedLMTrainer, MaskingCollator, MaskNumbering, mask_once
+from experiments.training import (
     RunArguments,
     StepTimer,
     check_hub_access,

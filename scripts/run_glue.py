@@ -23,13 +23,8 @@ from datasets import Dataset, disable_progress_bars
 from tqdm import tqdm
 from transformers.utils import logging as transformers_logging
 
-from architectures import CheckpointArguments
-from arguments import UserError, given_arguments, parse_args, run_script
-from data.glue import DIAGNOSTICS, TASKS, GlueArguments, GlueTask, encode_split, has_split, load_split
-from glue_metrics import predicted_labels
-from glue_submission import pack_submission, write_predictions
-from glue_table import write_glue_table
-from glue_training import (
+from experiments.arguments import UserError, given_arguments, parse_args, run_script
+from experiments.fine_tuning import (
     FineTuningArguments,
     best_trial,
     build_trainer,
@@ -43,7 +38,12 @@ from glue_training import (
     task_trials,
     trial_arguments,
 )
-from run_folder import (
+from experiments.glue.metrics import predicted_labels
+from experiments.glue.submission import pack_submission, write_predictions
+from experiments.glue.table import write_glue_table
+from experiments.glue.tasks import DIAGNOSTICS, TASKS, GlueArguments, GlueTask, encode_split, has_split, load_split
+from experiments.models import CheckpointArguments
+from experiments.run_folder import (
     ARGUMENTS_FILE,
     METRICS_FILE,
     check_run_folder,
@@ -51,7 +51,7 @@ from run_folder import (
     is_finished_run,
     recorded_arguments,
 )
-from training import check_hub_access, check_run_arguments, leave_process_group
+from experiments.training import check_hub_access, check_run_arguments, leave_process_group
 
 
 BASE_RECIPE = Path(__file__).parent.parent / "configuration" / "glue" / "base.yaml"

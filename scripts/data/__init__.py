@@ -1,1 +1,0 @@
-"""Readers of the data that the scripts train and evaluate on."""

@@ -1,0 +1,1 @@
+"""What the entry points of `scripts/` are made of; imported, never run."""

@@ -1,0 +1,1 @@
+"""Texts with labels of one's own: readers, metrics, predictions."""

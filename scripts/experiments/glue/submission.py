@@ -1,0 +1,53 @@
+"""The files that gluebenchmark.com takes: one of predictions for each test split, in one archive."""
+
+import os
+import zipfile
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+
+from experiments.glue.tasks import SIMILARITY_RANGE, GlueTask
+from experiments.results import write_atomically
+
+
+def write_predictions(folder: Path, task: GlueTask, split: str, indices: Iterable[int], labels: np.ndarray) -> Path:
+    """
+    Write the predictions for one test split.
+
+    Args:
+        folder (`Path`): Folder of the submission.
+        task ([`GlueTask`]): The task.
+        split (`str`): One of the keys of its `submission`.
+        indices (iterable of `int`): The rows' numbers.
+        labels (`np.ndarray` of shape `(num_examples,)`): Class numbers, or similarities.
+
+    Returns:
+        `Path`: the file, named as the benchmark asks for, with the columns `index` and `prediction`.
+    """
+    if task.is_regression:
+        predictions = [f"{value:.3f}" for value in np.clip(labels, *SIMILARITY_RANGE)]
+    elif task.submits_words:
+        predictions = [task.labels[label] for label in labels]
+    else:
+        predictions = [str(label) for label in labels]
+    rows = [f"{index}\t{prediction}" for index, prediction in zip(indices, predictions, strict=True)]
+    path = folder / f"{task.submission[split]}.tsv"
+    write_atomically(path, "\n".join(["index\tprediction", *rows]) + "\n")
+    return path
+
+
+def pack_submission(folder: Path, archive: Path) -> list[str]:
+    """
+    Put all files of predictions in a folder into one archive, without folders in it.
+
+    Returns:
+        `list` of `str`: the names in the archive.
+    """
+    files = sorted(folder.glob("*.tsv"))
+    partial = archive.with_name(f".{archive.name}.{os.getpid()}")
+    with zipfile.ZipFile(partial, "w", zipfile.ZIP_DEFLATED) as packed:
+        for file in files:
+            packed.write(file, file.name)
+    partial.replace(archive)
+    return [file.name for file in files]

@@ -1,0 +1,1 @@
+"""Text for masked language modelling: corpora, tokenizers, blocks of tokens, masks."""

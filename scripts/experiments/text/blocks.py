@@ -1,0 +1,150 @@
+"""What masked language modelling reads: a tokenizer, and a corpus packed into blocks for one architecture."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pyarrow.compute as pc
+from datasets import Dataset, IterableDataset
+from filelock import FileLock
+from transformers import PreTrainedTokenizerBase
+
+from experiments.arguments import UserError, one_line
+from experiments.models import load_tokenizer
+from experiments.text.corpus import Corpus, CorpusArguments, TextSource
+from experiments.text.packing import mix_blocks, prepare_blocks, stream_blocks, unigram_cross_entropy
+from experiments.text.tokenizer import sample_texts, save_tokenizer, train_wordpiece
+
+
+# Their implementations in transformers take inputs of one length alone.
+FIXED_LENGTH_MODELS = ("nystromformer",)
+# What packing and masking put into a block.
+MASKED_LM_TOKENS = ("mask", "pad", "cls", "sep")
+
+
+@dataclass
+class MaskedLMArguments:
+    """What is masked and how it is cut into blocks."""
+
+    tokenizer_name: str | None = field(
+        default=None,
+        metadata={
+            "help": "Tokenizer: a folder or a name on the Hub. By default the model's, or one trained on the corpus."
+        },
+    )
+    vocab_size: int = field(default=30522, metadata={"help": "Size of a tokenizer that is trained on the corpus."})
+    max_seq_length: int = field(
+        default=512, metadata={"help": "Length of a block in tokens, [CLS] and [SEP] included."}
+    )
+    mlm_probability: float = field(default=0.15, metadata={"help": "Share of the tokens to predict."})
+    full_blocks_only: bool = field(
+        default=False,
+        metadata={"help": "Leave out shorter blocks, for architectures that take inputs of one length alone."},
+    )
+
+    def __post_init__(self):
+        if not 0 < self.mlm_probability < 1:
+            raise ValueError(f"--mlm_probability must lie between 0 and 1, got {self.mlm_probability}.")
+        if self.vocab_size < 7:
+            raise ValueError(f"--vocab_size must be at least 7, got {self.vocab_size}.")
+        if self.max_seq_length < 3:
+            raise ValueError(f"--max_seq_length must be at least 3, got {self.max_seq_length}.")
+
+
+@dataclass
+class Blocks:
+    """
+    Packed text.
+
+    Args:
+        train (`Dataset` or `IterableDataset`): Training blocks, on disk or as a stream.
+        evaluation (`Dataset`): Evaluation blocks.
+        unigram_loss (`float`): Loss of unigram frequencies on the evaluation blocks, in nats per token.
+    """
+
+    train: Dataset | IterableDataset
+    evaluation: Dataset
+    unigram_loss: float
+
+
+def train_tokenizer_once(folder: Path, corpus: Corpus, mlm_arguments: MaskedLMArguments) -> PreTrainedTokenizerBase:
+    """
+    Train a run's tokenizer in one of its processes, and load it in all.
+
+    Args:
+        folder (`Path`): Where the tokenizer belongs; if it is there already it is only loaded.
+        corpus ([`Corpus`]): The text.
+        mlm_arguments ([`MaskedLMArguments`]): Size of the vocabulary and length of the inputs.
+
+    Raises:
+        UserError: if the text is empty.
+    """
+    # A file lock and not a barrier: training on a large corpus outlasts the time-out of a collective.
+    with FileLock(f"{folder}.lock"):
+        if not folder.is_dir():
+            texts = sample_texts(corpus.train, probabilities=corpus.probabilities)
+            length = mlm_arguments.max_seq_length
+            try:
+                save_tokenizer(train_wordpiece(texts, mlm_arguments.vocab_size, model_max_length=length), folder)
+            except ValueError as error:
+                raise UserError(f"No tokenizer can be trained: {one_line(error)}") from error
+    return load_tokenizer(str(folder), False, MASKED_LM_TOKENS)
+
+
+def load_blocks(
+    corpus: Corpus,
+    tokenizer: PreTrainedTokenizerBase,
+    model_type: str,
+    corpus_arguments: CorpusArguments,
+    mlm_arguments: MaskedLMArguments,
+    seed: int,
+    num_readers: int,
+) -> Blocks:
+    """
+    Pack a corpus into blocks and measure what unigram frequencies would score.
+
+    Args:
+        corpus ([`Corpus`]): The text.
+        tokenizer (`PreTrainedTokenizerBase`): See [`load_tokenizer`].
+        model_type (`str`): The architecture that reads the blocks.
+        corpus_arguments ([`CorpusArguments`]), mlm_arguments ([`MaskedLMArguments`]): How it is packed.
+        seed (`int`): Seed of the order in which sources are mixed and streams are shuffled.
+        num_readers (`int`): Processes times data loader workers that read a stream at the same time.
+
+    Returns:
+        [`Blocks`]
+
+    Raises:
+        UserError: if there is no text to evaluate on, or too little for a block.
+    """
+    length, single = mlm_arguments.max_seq_length, corpus_arguments.one_document_per_block
+    if not corpus.validation:
+        raise UserError("There is no text to evaluate on; give --validation_file or a --validation_fraction above 0.")
+    full_only = mlm_arguments.full_blocks_only or model_type in FIXED_LENGTH_MODELS
+
+    def prepare(sources: list[TextSource], desc: str) -> list[Dataset]:
+        blocks = [prepare_blocks(source, tokenizer, length, corpus.cache_dir, single, desc) for source in sources]
+        return [select_full_blocks(part, length) for part in blocks] if full_only else blocks
+
+    evaluation = mix_blocks(prepare(corpus.validation, "Packing evaluation text"))
+    if not len(evaluation):
+        raise UserError(f"The evaluation text does not fill one block of {length} tokens; give more of it.")
+    special = tokenizer.all_special_ids
+    if corpus_arguments.streaming:
+        streams = [stream_blocks(source, tokenizer, length, single, num_readers) for source in corpus.train]
+        stream = mix_blocks(streams, corpus.probabilities, seed)
+        if full_only:
+            stream = stream.filter(lambda block: len(block["input_ids"]) == length)
+        # The frequencies of a stream are not known before its end; the evaluation text's own are the harder baseline.
+        unigram_loss = unigram_cross_entropy(evaluation, evaluation, len(tokenizer), special)
+        return Blocks(stream.shuffle(seed=seed, buffer_size=10_000), evaluation, unigram_loss)
+    train_blocks = mix_blocks(prepare(corpus.train, "Packing training text"), corpus.probabilities, seed)
+    if not len(train_blocks):
+        raise UserError(f"The training text does not fill one block of {length} tokens; give more of it.")
+    unigram_loss = unigram_cross_entropy(train_blocks, evaluation, len(tokenizer), special)
+    return Blocks(train_blocks, evaluation, unigram_loss)
+
+
+def select_full_blocks(blocks: Dataset, length: int) -> Dataset:
+    """The blocks of exactly `length` tokens."""
+    lengths = pc.list_value_length(blocks.data.column("input_ids")).to_numpy()
+    return blocks.select((lengths == length).nonzero()[0])

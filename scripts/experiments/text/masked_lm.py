@@ -1,0 +1,164 @@
+"""Masked language modelling on the Trainer: masking, and an evaluation that weighs tokens equally."""
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from datasets import Dataset
+from datasets.fingerprint import Hasher
+from transformers import (
+    DataCollatorForLanguageModeling,
+    EvalPrediction,
+    PreTrainedTokenizerBase,
+    Trainer,
+    TrainerCallback,
+    TrainerState,
+    TrainingArguments,
+)
+from transformers.trainer_utils import EvalLoopOutput
+
+from experiments.training import share_buffers
+
+
+IGNORE_INDEX = -100
+
+
+class MaskingCollator(DataCollatorForLanguageModeling):
+    """
+    Pads examples and masks those that come without labels: 15 % of the tokens by default, of these 80 % become [MASK],
+    10 % a random token, 10 % stay.
+
+    The masks of a batch depend on `seed` and the number of the batch alone ([`MaskNumbering`] keeps count), so that a
+    run that is cut short and resumed sees the masks that it would have seen. (Not so a stream: the batches that are
+    skipped on resuming are collated once more and count twice.)
+
+    Examples that carry labels, as evaluation blocks do ([`mask_once`]), are only padded. A mask that keeps every token
+    is left out, so that architectures that take inputs of one length alone can be trained too.
+    """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.start_at(0)
+
+    def start_at(self, batch_number: int) -> None:
+        """Say how many batches of the run come before the next one."""
+        self._first, self._drawn = batch_number, 0
+
+    def torch_call(self, examples: list[Any]) -> dict[str, torch.Tensor]:
+        if "labels" in examples[0]:
+            labels = [example.pop("labels") for example in examples]
+            batch = dict(self.tokenizer.pad(examples, return_tensors="pt"))
+            width = batch["input_ids"].shape[1]
+            padded = [list(row) + [IGNORE_INDEX] * (width - len(row)) for row in labels]
+            batch["labels"] = torch.tensor(padded)
+        else:
+            self.generator = torch.Generator().manual_seed(self._next_seed())
+            batch = dict(super().torch_call(examples))
+        if bool(batch["attention_mask"].all()):
+            del batch["attention_mask"]
+        return batch
+
+    def _next_seed(self) -> int:
+        # Workers of a data loader take batches in turn and count their own.
+        worker = torch.utils.data.get_worker_info()
+        index, workers = (0, 1) if worker is None else (worker.id, worker.num_workers)
+        number = self._first + self._drawn * workers + index
+        self._drawn += 1
+        return int.from_bytes(hashlib.sha256(f"{self.seed}/{number}".encode()).digest()[:7], "big")
+
+
+class MaskNumbering(TrainerCallback):
+    """Tells a [`MaskingCollator`] where in the run an epoch begins, or goes on after an interruption."""
+
+    def __init__(self, collator: MaskingCollator):
+        self.collator = collator
+
+    def on_epoch_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        self.collator.start_at(state.global_step * args.gradient_accumulation_steps)
+
+
+def mask_once(blocks: Dataset, tokenizer: PreTrainedTokenizerBase, mlm_probability: float, seed: int) -> Dataset:
+    """
+    Mask evaluation blocks once and for all.
+
+    Every evaluation, at any batch size and of any model, then predicts the same tokens from the same inputs.
+
+    Args:
+        blocks (`Dataset`): Blocks with `input_ids`.
+        tokenizer (`PreTrainedTokenizerBase`): Names the mask token and the vocabulary.
+        mlm_probability (`float`): Share of the tokens to predict.
+        seed (`int`): Seed of the masks.
+
+    Returns:
+        `Dataset`: `input_ids` with masks and `labels`, cached beside the blocks.
+    """
+    collator = MaskingCollator(tokenizer=tokenizer, mlm_probability=mlm_probability, seed=seed)
+
+    def mask(rows: Mapping[str, list]) -> dict[str, list[list[int]]]:
+        batch = collator([{"input_ids": ids} for ids in rows["input_ids"]])
+        return {
+            name: [row[: len(ids)] for row, ids in zip(batch[name].tolist(), rows["input_ids"], strict=True)]
+            for name in ("input_ids", "labels")
+        }
+
+    fingerprint = Hasher.hash((blocks._fingerprint, len(tokenizer), tokenizer.mask_token_id, mlm_probability, seed))
+    return blocks.map(
+        mask, batched=True, remove_columns=blocks.column_names, new_fingerprint=fingerprint, desc="Masking evaluation"
+    )
+
+
+def sum_token_losses(logits: torch.Tensor | tuple, labels: torch.Tensor) -> torch.Tensor:
+    """
+    Reduce a batch's logits to what the metrics need, so that no logits are ever gathered.
+
+    Args:
+        logits (`torch.Tensor` of shape `(batch_size, sequence_length, vocab_size)`, or a tuple that begins with it).
+        labels (`torch.LongTensor` of shape `(batch_size, sequence_length)`).
+
+    Returns:
+        `torch.Tensor` of shape `(batch_size, 3)`: each sequence's summed loss in nats, correct predictions and number
+        of predicted tokens.
+    """
+    scores = logits[0] if isinstance(logits, tuple) else logits
+    predicted = labels != IGNORE_INDEX
+    rows = scores[predicted].float()
+    targets = labels[predicted]
+    losses = torch.nn.functional.cross_entropy(rows, targets, reduction="none")
+    sums = scores.new_zeros(labels.shape[0], 3, dtype=torch.float32)
+    sequence = predicted.nonzero()[:, 0]
+    values = torch.stack([losses, (rows.argmax(dim=-1) == targets).float(), torch.ones_like(losses)], dim=-1)
+    return sums.index_add_(0, sequence, values)
+
+
+def token_metrics(prediction: EvalPrediction) -> dict[str, float]:
+    """Loss (nats), perplexity and accuracy over all predicted tokens, from [`sum_token_losses`]."""
+    loss, correct, count = np.asarray(prediction.predictions, dtype=np.float64).sum(axis=0)
+    loss /= max(count, 1)
+    return {
+        "token_loss": float(loss),
+        "perplexity": float(np.exp(min(loss, 700.0))),
+        "accuracy": float(correct / max(count, 1)),
+        "predicted_tokens": int(count),
+    }
+
+
+class MaskedLMTrainer(Trainer):
+    """
+    A Trainer whose `eval_loss` is the mean over all predicted tokens, of one model on all processes.
+
+    The Trainer's own is the mean over batches of their means, which weighs the tokens of a batch with few of them more
+    and depends on the batch size.
+    """
+
+    def __init__(self, **kwargs: Any):
+        super().__init__(compute_metrics=token_metrics, preprocess_logits_for_metrics=sum_token_losses, **kwargs)
+
+    def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
+        share_buffers(self)
+        output = super().evaluation_loop(*args, **kwargs)
+        metrics = output.metrics or {}
+        for name in [name for name in metrics if name.endswith("_token_loss")]:
+            metrics[name.replace("_token_loss", "_loss")] = metrics.pop(name)
+        return output

@@ -1,0 +1,207 @@
+"""Training the WordPiece vocabulary of BERT."""
+
+import logging
+import os
+import string
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from tokenizers import Tokenizer
+from tokenizers.trainers import WordPieceTrainer
+from tqdm.auto import tqdm
+from transformers import BertTokenizer
+
+from experiments.arguments import UserError
+from experiments.text.corpus import TextSource
+
+
+logger = logging.getLogger(__name__)
+
+SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+MAX_CHARACTERS = 100_000_000
+
+_MAX_ALPHABET = 1000
+_BATCH_TEXTS = 1000
+
+
+def train_wordpiece(
+    texts: Iterable[str],
+    vocab_size: int,
+    lowercase: bool = True,
+    max_characters: int = MAX_CHARACTERS,
+    min_frequency: int = 2,
+    model_max_length: int | None = None,
+) -> BertTokenizer:
+    """
+    Train a WordPiece vocabulary; equal texts give equal vocabularies.
+
+    The special tokens come first, in BERT's order. The alphabet is every printable ASCII character and the commonest
+    other characters of the texts, a thousand in all.
+
+    Args:
+        texts (iterable of `str`):
+            The corpus. It is read once.
+        vocab_size (`int`):
+            Number of tokens, special tokens included. The vocabulary is smaller if the texts are too small for it.
+        lowercase (`bool`, *optional*, defaults to `True`):
+            Make the text lower case and strip its accents, when training and ever after.
+        max_characters (`int`, *optional*, defaults to 100 million):
+            Read no further than this. What is read is held in memory. See [`sample_texts`] for an even sample.
+        min_frequency (`int`, *optional*, defaults to 2):
+            How often a token must occur to be made out of its parts.
+        model_max_length (`int`, *optional*):
+            Tokens that the model takes.
+
+    Returns:
+        `transformers.BertTokenizer`.
+
+    Raises:
+        ValueError: if `vocab_size` does not hold the special tokens and two forms of a letter, or there is no text.
+    """
+    # Beside a character there is its form inside of words, "##a" beside "a".
+    max_alphabet = min(_MAX_ALPHABET, (vocab_size - len(SPECIAL_TOKENS)) // 2)
+    if max_alphabet < 1:
+        raise ValueError(f"`vocab_size` is {vocab_size}; it must be at least {len(SPECIAL_TOKENS) + 2}.")
+    sample = list(_limit_characters(tqdm(texts, desc="Reading", unit=" rows", disable=None), max_characters))
+    if not any(text.strip() for text in sample):
+        raise ValueError("`texts` hold no text to train a tokenizer on.")
+    backend = BertTokenizer(do_lower_case=lowercase).backend_tokenizer
+    alphabet = _count_alphabet(sample, backend)[:max_alphabet]
+    trainer = WordPieceTrainer(
+        vocab_size=vocab_size,
+        min_frequency=min_frequency,
+        # The trainer numbers the forms inside of words as it meets them, which is in another order in each process,
+        # and breaks ties between merges by number. Listed here, they are numbered before; they are special to the
+        # trainer only, the vocabulary it makes is all that is kept.
+        special_tokens=[*SPECIAL_TOKENS, *(f"##{letter}" for letter in alphabet if _is_joined(letter, backend))],
+        initial_alphabet=alphabet,
+        limit_alphabet=len(alphabet),
+        show_progress=sys.stderr.isatty(),
+    )
+    batches = (sample[start : start + _BATCH_TEXTS] for start in range(0, len(sample), _BATCH_TEXTS))
+    backend.train_from_iterator(batches, trainer, length=len(sample))
+    vocabulary = backend.get_vocab()
+    logger.info("Trained %s tokens on %s characters.", f"{len(vocabulary):,}", f"{sum(map(len, sample)):,}")
+    if len(vocabulary) < vocab_size:
+        logger.info("The texts are too small for the %s tokens that were asked for.", f"{vocab_size:,}")
+    options: dict[str, Any] = {} if model_max_length is None else {"model_max_length": model_max_length}
+    return BertTokenizer(vocab=vocabulary, do_lower_case=lowercase, **options)
+
+
+def sample_texts(
+    sources: Sequence[TextSource], max_characters: int = MAX_CHARACTERS, probabilities: Sequence[float] | None = None
+) -> Iterator[str]:
+    """
+    Draw about `max_characters` of text from a corpus, or all of it if it is smaller.
+
+    Args:
+        sources (sequence of `TextSource`):
+            What to read. Of a source whose size is known, rows are taken evenly from its beginning to its end; of
+            another one the first are taken.
+        max_characters (`int`, *optional*, defaults to 100 million):
+            The most to draw.
+        probabilities (sequence of `float`, *optional*):
+            Share of each source, with sum 1. By default the shares are in proportion to the sizes, or equal if a size
+            is not known.
+
+    Yields:
+        `str`: rows in their order.
+    """
+    sizes = [source.num_bytes for source in sources]
+    known_sizes = [size for size in sizes if size is not None]
+    if probabilities is None:
+        is_known = len(known_sizes) == len(sizes) and sum(known_sizes) > 0
+        probabilities = (
+            [size / sum(known_sizes) for size in known_sizes] if is_known else [1 / len(sizes) for _ in sizes]
+        )
+    for source, size, share in zip(sources, sizes, probabilities, strict=True):
+        budget = round(max_characters * share)
+        yield from _limit_characters(_thin(source, budget / size) if size else source, budget)
+
+
+def save_tokenizer(tokenizer: BertTokenizer, output_dir: str | Path, overwrite: bool = False) -> None:
+    """
+    Write a tokenizer so that its folder holds all of it or nothing.
+
+    Args:
+        tokenizer (`BertTokenizer`):
+            What to save.
+        output_dir (`str` or `Path`):
+            The folder to make.
+        overwrite (`bool`, *optional*, defaults to `False`):
+            Replace the files of a tokenizer that is there; other files are left alone.
+
+    Raises:
+        UserError: if the folder holds files, or cannot be written.
+    """
+    folder = Path(output_dir)
+    check_output_dir(folder, overwrite)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as unfinished:
+            content = Path(unfinished, "tokenizer")
+            tokenizer.save_pretrained(content)
+            if folder.exists() and any(folder.iterdir()):
+                for file in content.iterdir():
+                    os.replace(file, folder / file.name)
+            else:
+                os.replace(content, folder)
+    except OSError as error:
+        raise UserError(f"--output_dir {folder} cannot be written ({error.strerror}); choose another one.") from error
+
+
+def check_output_dir(output_dir: str | Path, overwrite: bool = False) -> None:
+    """Raise a `UserError` if `output_dir` is a file, or holds files and `overwrite` is not set."""
+    folder = Path(output_dir)
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"--output_dir {folder} is a file; name a folder.")
+    if folder.exists() and any(folder.iterdir()) and not overwrite:
+        content = "a tokenizer" if (folder / "tokenizer.json").exists() else "other files"
+        raise UserError(f"--output_dir {folder} holds {content}; choose another folder, or pass --overwrite.")
+
+
+def _limit_characters(texts: Iterable[str], max_characters: int) -> Iterator[str]:
+    remaining = max_characters
+    for text in texts:
+        if remaining <= 0:
+            logger.info("Only the first %s characters are read.", f"{max_characters:,}")
+            return
+        yield text[:remaining]
+        remaining -= len(text)
+
+
+def _thin(texts: Iterable[str], share: float) -> Iterator[str]:
+    """Leave out texts evenly, so that about `share` of the characters remains."""
+    num_seen = num_kept = 0
+    for text in texts:
+        num_seen += len(text)
+        if num_kept < share * num_seen:
+            num_kept += len(text)
+            yield text
+
+
+def _count_alphabet(texts: Iterable[str], backend: Tokenizer) -> list[str]:
+    """The characters of the texts as the tokenizer sees them, the commonest first, printable ASCII before all."""
+    counts: Counter[str] = Counter()
+    for text in texts:
+        counts.update(text)
+    alphabet: Counter[str] = Counter()
+    for character, count in counts.items():
+        for letter in _normalize(character, backend):
+            alphabet[letter] += count
+    ascii_letters = {letter for character in string.printable for letter in _normalize(character, backend)}
+    alphabet.update(ascii_letters)
+    return sorted(alphabet, key=lambda letter: (letter not in ascii_letters, -alphabet[letter], letter))
+
+
+def _normalize(character: str, backend: Tokenizer) -> str:
+    return "".join(backend.normalizer.normalize_str(character).split())
+
+
+def _is_joined(letter: str, backend: Tokenizer) -> bool:
+    """Whether a letter can stand inside of a word; punctuation and Chinese characters are words of their own."""
+    return len(backend.pre_tokenizer.pre_tokenize_str(backend.normalizer.normalize_str(f"a{letter}a"))) == 1

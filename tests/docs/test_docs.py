@@ -1,0 +1,154 @@
+"""What the documents say can be done can be done: commands parse, links lead somewhere, numbers are right."""
+
+import ast
+import importlib
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import torch
+
+import benchmark
+import compare_glue
+import compare_pretraining
+import measure_fine_tuning
+import measure_lengthening
+import measure_scaling
+import pretrain_mlm
+import run_glue
+import train_tokenizer
+from experiments.arguments import parse_args
+from experiments.models import ModelArguments
+from experiments.text.corpus import CorpusArguments
+from modeling_sktformer import SKTformerConfig, SKTformerForMaskedLM, available_presets, load_preset
+
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = [
+    *sorted(ROOT.glob("*.md")),
+    *sorted((ROOT / "model_cards").rglob("*.md")),
+    ROOT / "configuration" / "README.md",
+]
+SCRIPTS: dict[str, list[type]] = {
+    "pretrain_mlm.py": [
+        ModelArguments,
+        CorpusArguments,
+        pretrain_mlm.MaskedLMArguments,
+        pretrain_mlm.PretrainingArguments,
+    ],
+    "train_tokenizer.py": [train_tokenizer.TokenizerArguments, CorpusArguments],
+    "run_glue.py": list(run_glue.GLUE_ARGUMENTS),
+    "compare_glue.py": [compare_glue.GlueComparisonArguments],
+    "compare_pretraining.py": [compare_pretraining.ComparisonArguments],
+    "benchmark.py": [benchmark.BenchmarkArguments],
+    "measure_fine_tuning.py": [measure_fine_tuning.FineTuningCostArguments],
+    "measure_scaling.py": [measure_scaling.ScalingArguments],
+    "measure_lengthening.py": [measure_lengthening.LengtheningArguments, CorpusArguments],
+}
+
+
+def code_in(path: Path) -> str:
+    """Lines that call a script: fenced blocks and inline code of a document, the examples of a script's docstring."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".py":
+        docstring = (ast.get_docstring(ast.parse(text)) or "").replace("\\\n", " ")
+        return "\n".join(line for line in docstring.splitlines() if line.startswith("    "))
+    fenced = re.findall(r"```bash\n(.*?)```", text.replace("\\\n", " "), flags=re.DOTALL)
+    return "\n".join([*fenced, *re.findall(r"`(scripts/[^`\n]+)`", text)])
+
+
+def document_commands() -> list[tuple[str, str]]:
+    return [
+        (path.name, command.strip())
+        for path in [*DOCUMENTS, *sorted((ROOT / "scripts").glob("*.py"))]
+        for command in re.findall(r"scripts/\w+\.py[^\n#&]*", code_in(path))
+    ]
+
+
+def test_documents_name_every_script():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    commands = {command.split()[0] for _, command in document_commands()}
+    assert {f"scripts/{name}" for name in SCRIPTS} <= commands
+    assert "accelerate launch scripts/pretrain_mlm.py" in readme
+    assert "accelerate launch scripts/run_glue.py" in readme
+
+
+@pytest.mark.parametrize(("document", "command"), document_commands())
+def test_commands_in_documents_parse(document, command, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    script, *flags = shlex.split(command)
+    assert (ROOT / script).is_file()
+    if not flags and Path(script).name in ("train_tokenizer.py", "run_glue.py", "compare_glue.py"):
+        return  # a mention: they need to be told where to write, or what to read
+    trains = script.endswith(("pretrain_mlm.py", "run_glue.py"))
+    extra = ["--use_cpu"] if trains and "--use_cpu" not in flags else []
+    parse_args(SCRIPTS[Path(script).name], [*flags, *extra])
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_somewhere(path):
+    for target in re.findall(r"\]\(([^)#]+)\)", path.read_text(encoding="utf-8")):
+        if not target.startswith("http"):
+            assert (path.parent / target).exists(), target
+
+
+def test_python_in_documents_uses_names_that_exist():
+    checked = 0
+    for path in DOCUMENTS:
+        for block in re.findall(r"```python\n(.*?)```", path.read_text(encoding="utf-8"), flags=re.DOTALL):
+            for node in ast.walk(ast.parse(block)):
+                if isinstance(node, ast.ImportFrom) and node.module:
+                    module = importlib.import_module(node.module)
+                    assert all(hasattr(module, alias.name) for alias in node.names)
+                    checked += 1
+    assert checked > 3
+
+
+def test_fields_in_the_architecture_exist():
+    text = (ROOT / "model_cards" / "architecture.md").read_text(encoding="utf-8")
+    table = re.findall(r"^\| [^|]+ \| `(\w+)`(?:, d / H)? \| ([^|]+) \|", text, flags=re.MULTILINE)
+    assert len(table) > 5
+    config = SKTformerConfig()
+    for name, default in table:
+        values = default.split(",")
+        if values[0].strip():
+            assert getattr(config, name) == int(values[0])
+
+
+def test_presets_are_described_as_they_are():
+    text = (ROOT / "model_cards" / "presets.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (sktformer-\w+) \|(.+)\|$", text, flags=re.MULTILINE)
+    assert sorted(name for name, _ in rows) == available_presets()
+    for name, cells in rows:
+        config = load_preset(name)
+        with torch.device("meta"):
+            model = SKTformerForMaskedLM(config)
+        expected = [config.num_hidden_layers, config.hidden_size, config.intermediate_size, config.num_attention_heads]
+        assert [int(cell.replace(",", "")) for cell in cells.split("|")] == [*expected, model.num_parameters()]
+        assert config.smoother_norm == "layer_norm"
+
+
+def test_every_field_is_documented():
+    documented = SKTformerConfig.__doc__ or ""
+    own = set(SKTformerConfig.__annotations__) - {"bos_token_id", "eos_token_id"}
+    assert {name for name in own if f"{name} (" not in documented} == set()
+
+
+def test_versions_agree():
+    import modeling_sktformer
+
+    version = modeling_sktformer.__version__
+    assert f"version: {version}" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert f"## {version}" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
+def test_pinned_versions_satisfy_the_requirements():
+    pins = dict(
+        line.split("==")
+        for line in (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+        if line and not line.startswith("#")
+    )
+    expected = {"torch": "2.13.0", "transformers": "5.23.0", "datasets": "5.2.0", "accelerate": "1.15.0"}
+    assert {name: pins[name] for name in expected} == expected
+    assert (pins["evaluate"], pins["tokenizers"]) == ("0.4.6", "0.23.3")

@@ -1,0 +1,640 @@
+"""Loading and saving: Auto classes, pipelines, code in checkpoints, presets, data types, offloading and adapters."""
+
+import ast
+import copy
+import dataclasses
+import json
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from torch import nn
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForMaskedLM,
+    AutoTokenizer,
+    BertConfig,
+    BertTokenizer,
+    pipeline,
+)
+from transformers.models.bert.modeling_bert import BertModel
+
+from modeling_sktformer import (
+    SKTformerConfig,
+    SKTformerForMaskedLM,
+    SKTformerForMultipleChoice,
+    SKTformerForQuestionAnswering,
+    SKTformerForSequenceClassification,
+    SKTformerForTokenClassification,
+    SKTformerModel,
+    available_presets,
+    load_preset,
+)
+from modeling_sktformer.attention import draw_permutation
+from support.builders import HEADS, MODELS, call, make_batch, make_config, make_model, token_outputs
+
+
+ROOT = Path(__file__).parents[2]
+AUTO_NAMES = {
+    SKTformerModel: "AutoModel",
+    SKTformerForMaskedLM: "AutoModelForMaskedLM",
+    SKTformerForSequenceClassification: "AutoModelForSequenceClassification",
+    SKTformerForTokenClassification: "AutoModelForTokenClassification",
+    SKTformerForQuestionAnswering: "AutoModelForQuestionAnswering",
+    SKTformerForMultipleChoice: "AutoModelForMultipleChoice",
+}
+CODE = {
+    "attention.py",
+    "chunked_feed_forward.py",
+    "configuration_sktformer.py",
+    "dropout.py",
+    "folded_attention.py",
+    "folded_stem.py",
+    "losses.py",
+    "minimal_filtering.py",
+    "modeling_sktformer.py",
+    "plain_modules.py",
+    "smoothing.py",
+}
+WORDS = "[PAD] [UNK] [CLS] [SEP] [MASK] the a cat dog sat ran on mat under tree this example is . good bad".split()
+
+all_models = pytest.mark.parametrize("model_class", MODELS, ids=lambda c: c.__name__)
+all_heads = pytest.mark.parametrize("model_class", HEADS, ids=lambda c: c.__name__)
+
+
+def auto_class(model_class):
+    return getattr(transformers, AUTO_NAMES[model_class])
+
+
+def make_float32_model(model_class, **overrides):
+    """A model as it is saved and loaded, whose every parameter and statistic is random."""
+    return make_model(model_class, **overrides).float()
+
+
+def make_inputs() -> dict[str, torch.Tensor]:
+    return make_batch([7, 3, 12, 9]).inputs("left")
+
+
+@torch.no_grad()
+def outputs_of(model) -> list[torch.Tensor]:
+    output = call(model, make_inputs())
+    return token_outputs(output) or [output.logits]
+
+
+def landmarks(model) -> dict[str, torch.Tensor]:
+    """The landmark buffers, by their names in the base model."""
+    return {name: buffer for name, buffer in model.base_model.named_buffers() if "landmark" in name}
+
+
+def assert_equal(tensors, expected) -> None:
+    """Check that two dictionaries (or lists) of tensors are equal bit for bit."""
+    if isinstance(expected, dict):
+        assert list(tensors) == list(expected)
+        tensors, expected = list(tensors.values()), list(expected.values())
+    assert [tensor.dtype for tensor in tensors] == [tensor.dtype for tensor in expected]
+    assert len(expected) > 0
+    for tensor, expected_tensor in zip(tensors, expected, strict=True):
+        assert torch.equal(tensor, expected_tensor)
+
+
+def differ(tensors, others) -> bool:
+    return any(not torch.equal(tensor, other) for tensor, other in zip(tensors, others, strict=True))
+
+
+# Saving and loading
+
+
+@all_models
+@pytest.mark.parametrize("max_shard_size", ["1GB", "5KB"], ids=["one file", "shards"])
+def test_loading_gives_back_every_tensor(model_class, max_shard_size, tmp_path):
+    model = make_float32_model(model_class)
+    model.save_pretrained(tmp_path, max_shard_size=max_shard_size)
+    assert (len(list(tmp_path.glob("*.safetensors"))) > 1) == (max_shard_size == "5KB")
+
+    loaded, info = auto_class(model_class).from_pretrained(tmp_path, output_loading_info=True)
+    assert type(loaded) is model_class
+    assert not any(info.values()), info
+    assert_equal(loaded.state_dict(), model.state_dict())
+    assert_equal(dict(loaded.named_buffers()), dict(model.named_buffers()))
+    assert_equal(outputs_of(loaded), outputs_of(model))
+
+
+def test_the_configuration_is_loaded_as_it_was_saved(tmp_path):
+    config = make_config(landmark_seed=5, smoother_norm="layer_norm", classifier_pooling="mean", num_labels=7)
+    config.save_pretrained(tmp_path)
+    loaded = AutoConfig.from_pretrained(tmp_path)
+    assert type(loaded) is SKTformerConfig
+    fields = [field.name for field in dataclasses.fields(SKTformerConfig) if field.name != "transformers_version"]
+    assert {name: getattr(loaded, name) for name in fields} == {name: getattr(config, name) for name in fields}
+
+
+@all_heads
+def test_a_base_checkpoint_lacks_only_the_head(model_class, tmp_path):
+    base = make_float32_model(SKTformerModel)
+    base.save_pretrained(tmp_path)
+    model, info = auto_class(model_class).from_pretrained(tmp_path, output_loading_info=True)
+    # The decoder's weight is the word embeddings'.
+    head = {name for name in model.state_dict() if not name.startswith("sktformer.")} - {"decoder.weight"}
+    assert info.pop("missing_keys") == head
+    assert not any(info.values()), info
+    assert_equal(model.base_model.state_dict(), base.state_dict())
+
+
+@all_heads
+def test_the_base_model_is_loaded_from_any_head(model_class, tmp_path):
+    model = make_float32_model(model_class)
+    model.save_pretrained(tmp_path)
+    base, info = AutoModel.from_pretrained(tmp_path, output_loading_info=True)
+    assert not info["missing_keys"]
+    assert not info["mismatched_keys"]
+    assert not any(name.startswith("sktformer.") for name in info["unexpected_keys"])
+    assert_equal(base.state_dict(), model.base_model.state_dict())
+
+
+# Landmarks
+
+
+@pytest.fixture(scope="module")
+def expected_landmarks():
+    """Each layer's landmarks for `landmark_seed=0`, by the definition."""
+    config = make_config()
+    sizes = {"landmark_order": config.max_position_embeddings, "landmark_features": config.head_dim}
+    return {
+        f"layers.{layer_idx}.attention.{name}": draw_permutation(size, 0, layer_idx, name)
+        for layer_idx in range(config.num_hidden_layers)
+        for name, size in sizes.items()
+    }
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+@all_models
+def test_landmarks_are_the_same_however_a_model_is_made(model_class, seed, expected_landmarks, tmp_path):
+    torch.manual_seed(seed)
+    model = auto_class(model_class).from_config(make_config())
+    assert_equal(landmarks(model), expected_landmarks)
+
+    model.save_pretrained(tmp_path)
+    assert_equal(landmarks(model_class.from_pretrained(tmp_path)), expected_landmarks)
+
+    with torch.device("meta"):
+        model = model_class(make_config())
+    model.to_empty(device="cpu")
+    model.init_weights()
+    assert_equal(landmarks(model), expected_landmarks)
+
+
+@all_models
+def test_landmarks_missing_in_a_checkpoint_are_drawn(model_class, expected_landmarks, tmp_path):
+    model = make_float32_model(model_class)
+    weights = {name: tensor for name, tensor in model.state_dict().items() if "landmark" not in name}
+    model.save_pretrained(tmp_path, state_dict=weights)
+    loaded, info = model_class.from_pretrained(tmp_path, output_loading_info=True)
+    prefix = "" if model_class is SKTformerModel else "sktformer."
+    assert info["missing_keys"] == {prefix + name for name in expected_landmarks}
+    assert_equal(landmarks(loaded), expected_landmarks)
+    assert_equal(outputs_of(loaded), outputs_of(model))
+
+
+def test_drawing_landmarks_leaves_the_global_generator_alone():
+    state = torch.get_rng_state()
+    draw_permutation(100, seed=0, layer_idx=0, name="landmark_order")
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_landmarks_differ_between_seeds_layers_and_kinds():
+    drawn = [
+        draw_permutation(50, seed, layer_idx, name)
+        for seed in (0, 1)
+        for layer_idx in (0, 1)
+        for name in ("landmark_order", "landmark_features")
+    ]
+    assert len({tuple(order.tolist()) for order in drawn}) == len(drawn)
+    assert all(sorted(order.tolist()) == list(range(50)) for order in drawn)
+
+
+def test_landmark_seed_changes_the_landmarks(expected_landmarks):
+    other = landmarks(SKTformerModel(make_config(landmark_seed=1)))
+    assert list(other) == list(expected_landmarks)
+    assert all(differ([other[name]], [expected]) for name, expected in expected_landmarks.items())
+
+
+def test_saved_landmarks_outlive_another_seed(tmp_path):
+    model = make_float32_model(SKTformerModel, landmark_seed=3)
+    model.save_pretrained(tmp_path)
+    assert_equal(landmarks(SKTformerModel.from_pretrained(tmp_path, landmark_seed=4)), landmarks(model))
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {"num_landmark_tokens": 2},
+        {"num_landmark_tokens": 16},
+        {"num_landmark_features": 1},
+        {"num_landmark_features": 6},
+    ],
+    ids=str,
+)
+def test_the_number_of_landmarks_can_be_overridden_on_loading(overrides, tmp_path):
+    model = make_float32_model(SKTformerForMaskedLM)
+    model.save_pretrained(tmp_path)
+    loaded, info = AutoModelForMaskedLM.from_pretrained(tmp_path, output_loading_info=True, **overrides)
+    assert not any(info.values()), info
+    assert_equal(loaded.state_dict(), model.state_dict())
+    assert differ(outputs_of(loaded), outputs_of(model))
+
+    made = SKTformerForMaskedLM(make_config(**overrides)).eval()
+    made.load_state_dict(model.state_dict())
+    assert_equal(outputs_of(loaded), outputs_of(made))
+
+
+def test_an_impossible_number_of_landmarks_is_an_error_on_loading(tmp_path):
+    make_float32_model(SKTformerModel).save_pretrained(tmp_path)
+    with pytest.raises(
+        Exception, match=r"`num_landmark_tokens` \(17\) is larger than `max_position_embeddings` \(16\)"
+    ):
+        AutoModel.from_pretrained(tmp_path, num_landmark_tokens=17)
+
+
+# Attention implementations, other architectures
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "flash_attention_2", "flex_attention", {"": "sdpa"}], ids=str)
+def test_only_eager_attention_is_accepted(attention, tmp_path):
+    model = make_float32_model(SKTformerForMaskedLM)
+    model.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="SKTformer has no `attn_implementation="):
+        AutoModelForMaskedLM.from_pretrained(tmp_path, attn_implementation=attention)
+    with pytest.raises(ValueError, match="SKTformer has no `attn_implementation="):
+        AutoModel.from_config(make_config(), attn_implementation=attention)
+    with pytest.raises(ValueError, match="SKTformer has no `attn_implementation="):
+        SKTformerModel(make_config(attn_implementation=attention))
+    with pytest.raises(ValueError, match="SKTformer has no `attn_implementation="):
+        model.set_attn_implementation(attention)
+    assert model.config._attn_implementation == "eager"
+
+
+def test_eager_attention_can_be_asked_for(tmp_path):
+    model = make_float32_model(SKTformerForMaskedLM)
+    model.save_pretrained(tmp_path)
+    model.set_attn_implementation("eager")
+    loaded = AutoModelForMaskedLM.from_pretrained(tmp_path, attn_implementation="eager")
+    assert_equal(outputs_of(loaded), outputs_of(model))
+
+
+@all_models
+def test_a_checkpoint_of_another_architecture_is_refused(model_class, tmp_path):
+    config = BertConfig(
+        vocab_size=30, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=20
+    )
+    BertModel(config).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match='`model_type` "bert", not "sktformer"'):
+        model_class.from_pretrained(tmp_path)
+
+
+# Data types
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@all_models
+def test_half_precision_spares_landmarks_and_statistics(model_class, dtype, tmp_path):
+    model = make_float32_model(model_class)
+    model.save_pretrained(tmp_path / "float32")
+    loaded = auto_class(model_class).from_pretrained(tmp_path / "float32", dtype=dtype)
+    loaded.save_pretrained(tmp_path / "half")
+    again = auto_class(model_class).from_pretrained(tmp_path / "half")
+    for half in (loaded, again):
+        buffers, expected = dict(half.named_buffers()), dict(model.named_buffers())
+        assert {buffer.dtype for buffer in buffers.values()} == {torch.int64, torch.float32}
+        assert_equal(buffers, expected)
+        assert {parameter.dtype for parameter in half.parameters()} == {dtype}
+        assert all(output.dtype == dtype and output.isfinite().all() for output in outputs_of(half))
+    assert_equal(outputs_of(again), outputs_of(loaded))
+
+
+# Offloading and adapters
+
+
+@pytest.mark.parametrize("offload_buffers", [False, True])
+@pytest.mark.parametrize("offloaded", ["whole model", "second layer"])
+def test_offloading_to_disk_changes_no_output(offloaded, offload_buffers, tmp_path):
+    pytest.importorskip("accelerate", reason="accelerate brings offloaded weights back")
+    model = make_float32_model(SKTformerForMaskedLM)
+    model.save_pretrained(tmp_path)
+    names = ("sktformer.embeddings", "sktformer.layers.0", "sktformer.final_norm", "head", "decoder")
+    devices = (
+        {"": "disk"} if offloaded == "whole model" else {**dict.fromkeys(names, "cpu"), "sktformer.layers.1": "disk"}
+    )
+    loaded = AutoModelForMaskedLM.from_pretrained(
+        tmp_path, device_map=devices, offload_folder=tmp_path / "offloaded", offload_buffers=offload_buffers
+    )
+    attention = loaded.sktformer.layers[1].attention
+    assert {parameter.device.type for parameter in attention.parameters()} == {"meta"}
+    assert attention.landmark_order.device.type == ("meta" if offload_buffers else "cpu")
+    # All columns of keys and values are computed where a weight is brought in for its own layer alone.
+    torch.testing.assert_close(outputs_of(loaded), outputs_of(model), rtol=1e-5, atol=1e-5)
+
+
+class LowRankAdapter(nn.Module):
+    """A linear layer plus a trained term of low rank, in the layer's place; what adapter libraries do."""
+
+    def __init__(self, layer: nn.Linear, rank: int = 2):
+        super().__init__()
+        self.layer = layer
+        self.down = nn.Linear(layer.in_features, rank, bias=False, dtype=layer.weight.dtype)
+        self.up = nn.Linear(rank, layer.out_features, bias=False, dtype=layer.weight.dtype)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.layer(inputs) + self.up(self.down(inputs))
+
+    @torch.no_grad()
+    def merge(self) -> nn.Linear:
+        merged = copy.deepcopy(self.layer)
+        merged.weight += self.up.weight @ self.down.weight
+        return merged
+
+
+@pytest.mark.parametrize("projection", ["query", "key", "value"])
+@pytest.mark.parametrize("switched_off", [None, "use_token_attention", "use_feature_attention"])
+def test_adapters_act_like_their_merged_weights(switched_off, projection):
+    model = make_model(SKTformerModel, **{switched_off: False} if switched_off else {})
+    plain = outputs_of(model)
+    merged = copy.deepcopy(model)
+    for layer, merged_layer in zip(model.layers, merged.layers, strict=True):
+        adapter = LowRankAdapter(getattr(layer.attention, projection))
+        setattr(layer.attention, projection, adapter)
+        setattr(merged_layer.attention, projection, adapter.merge())
+    adapted = outputs_of(model)
+    torch.testing.assert_close(adapted, outputs_of(merged), rtol=1e-9, atol=1e-9)
+    assert not torch.allclose(adapted[0], plain[0])
+
+    model(**make_inputs()).last_hidden_state.square().sum().backward()
+    for layer in model.layers:
+        assert getattr(layer.attention, projection).up.weight.grad.abs().sum() > 0
+
+
+# Pipelines
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    vocabulary = {word: index for index, word in enumerate(WORDS)}
+    return BertTokenizer(vocab=vocabulary, model_max_length=16)
+
+
+def save_for_pipeline(model_class, tokenizer, folder, **overrides):
+    model = make_float32_model(model_class, vocab_size=len(WORDS), **overrides)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    assert type(AutoTokenizer.from_pretrained(folder)) is BertTokenizer
+    return model
+
+
+def test_tokenizer_of_a_checkpoint_without_its_class(tokenizer, tmp_path):
+    save_for_pipeline(SKTformerModel, tokenizer, tmp_path)
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    del settings["tokenizer_class"]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    assert type(AutoTokenizer.from_pretrained(tmp_path)) is BertTokenizer
+
+
+def test_fill_mask_pipeline(tokenizer, tmp_path):
+    model = save_for_pipeline(SKTformerForMaskedLM, tokenizer, tmp_path)
+    text = "the cat [MASK] on the mat."
+    inputs = tokenizer(text, return_tensors="pt")
+    (place,) = (inputs["input_ids"][0] == tokenizer.mask_token_id).nonzero()[0]
+    expected = model(**inputs).logits[0, place].softmax(dim=-1).topk(3)
+    answers = pipeline("fill-mask", model=str(tmp_path), device="cpu")(text, top_k=3)
+    assert [answer["token"] for answer in answers] == expected.indices.tolist()
+    assert [answer["score"] for answer in answers] == pytest.approx(expected.values.tolist())
+
+
+def test_text_classification_pipeline(tokenizer, tmp_path):
+    names: dict[str, dict] = {
+        "id2label": {0: "low", 1: "middle", 2: "high"},
+        "label2id": {"low": 0, "middle": 1, "high": 2},
+    }
+    model = save_for_pipeline(SKTformerForSequenceClassification, tokenizer, tmp_path, **names)
+    text = "a dog ran under the tree"
+    expected = model(**tokenizer(text, return_tensors="pt")).logits[0].softmax(dim=-1)
+    answers = pipeline("text-classification", model=str(tmp_path), device="cpu")(text, top_k=None)
+    assert {answer["label"]: answer["score"] for answer in answers} == pytest.approx(
+        {name: expected[index].item() for index, name in names["id2label"].items()}
+    )
+
+
+def test_token_classification_pipeline(tokenizer, tmp_path):
+    model = save_for_pipeline(SKTformerForTokenClassification, tokenizer, tmp_path)
+    text = "the dog sat under a tree"
+    scores, labels = model(**tokenizer(text, return_tensors="pt")).logits[0, 1:-1].softmax(dim=-1).max(dim=-1)
+    answers = pipeline("token-classification", model=str(tmp_path), device="cpu", ignore_labels=[])(text)
+    assert [answer["word"] for answer in answers] == text.split()
+    assert [answer["entity"] for answer in answers] == [f"LABEL_{label}" for label in labels]
+    assert [answer["score"] for answer in answers] == pytest.approx(scores.tolist())
+
+
+def test_feature_extraction_pipeline(tokenizer, tmp_path):
+    model = save_for_pipeline(SKTformerModel, tokenizer, tmp_path)
+    text = "the cat ran"
+    features = pipeline("feature-extraction", model=str(tmp_path), device="cpu")(text, return_tensors=True)
+    assert_equal([features], [model(**tokenizer(text, return_tensors="pt")).last_hidden_state])
+
+
+def test_zero_shot_classification_pipeline(tokenizer, tmp_path):
+    names: dict[str, dict] = {
+        "id2label": {0: "contradiction", 1: "entailment"},
+        "label2id": {"contradiction": 0, "entailment": 1},
+    }
+    model = save_for_pipeline(SKTformerForSequenceClassification, tokenizer, tmp_path, num_labels=2, **names)
+    text, labels = "the dog sat", ["good", "bad"]
+    pairs = tokenizer([text] * 2, [f"this example is {label}." for label in labels], return_tensors="pt")
+    expected = model(**pairs).logits[:, 1].softmax(dim=0)
+    answer = pipeline("zero-shot-classification", model=str(tmp_path), device="cpu")(text, labels)
+    assert dict(zip(answer["labels"], answer["scores"], strict=True)) == pytest.approx(
+        dict(zip(labels, expected.tolist(), strict=True)), rel=1e-4
+    )
+
+
+# Checkpoints without the package
+
+OUT_OF_REACH = """
+import importlib.abc
+import sys
+
+class OutOfReach(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "modeling_sktformer":
+            raise ModuleNotFoundError(name, name=name)
+
+sys.meta_path.insert(0, OutOfReach())
+try:
+    import modeling_sktformer
+except ModuleNotFoundError:
+    pass
+else:
+    sys.exit("the package is within reach")
+"""
+# Loads every checkpoint of a folder, keeps the outputs, and saves every model again.
+LOAD_AND_SAVE_ALL = """
+from pathlib import Path
+import torch
+import transformers
+
+folder, saved_again = Path(sys.argv[1]), Path(sys.argv[2])
+calls = torch.load(folder / "calls.pt")
+torch.set_num_threads(calls.pop("num_threads"))
+outputs = {}
+for name, inputs in calls.items():
+    auto_class = getattr(transformers, name)
+    model = auto_class.from_pretrained(folder / name, trust_remote_code=True)
+    from_masked_lm = auto_class.from_pretrained(folder / "AutoModelForMaskedLM", trust_remote_code=True)
+    assert type(from_masked_lm).__name__ == type(model).__name__
+    assert type(model).__module__.startswith("transformers_modules."), type(model)
+    with torch.no_grad():
+        outputs[name] = dict(model.eval()(**inputs))
+        outputs[name + " from the masked LM"] = dict(from_masked_lm.eval().base_model(**calls["AutoModel"]))
+    model.save_pretrained(saved_again / name)
+tokenizer = transformers.AutoTokenizer.from_pretrained(folder / "AutoModel", trust_remote_code=True)
+assert type(tokenizer) is transformers.BertTokenizer, type(tokenizer)
+outputs["AutoTokenizer"] = dict(tokenizer("the cat sat", "on a mat", return_tensors="pt"))
+tokenizer.save_pretrained(saved_again / "AutoModel")
+config = transformers.AutoConfig.from_pretrained(folder / "config", trust_remote_code=True)
+assert config.num_landmark_tokens == 5, config
+config.save_pretrained(saved_again / "config")
+torch.save(outputs, folder / "outputs.pt")
+"""
+
+
+def run_without_package(program: str, *arguments: Path, folder: Path) -> None:
+    """Run a program elsewhere, with a Hugging Face cache of its own and no network."""
+    folder.mkdir()
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    environment |= {"HF_HOME": str(folder / "cache"), "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, "-c", OUT_OF_REACH + program, *map(str, arguments)]
+    result = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0, result.stderr
+
+
+def test_checkpoints_work_without_the_package_and_can_be_saved_again_there(tokenizer, tmp_path):
+    folders = [tmp_path / name for name in ("saved", "saved_again", "saved_twice")]
+    calls: dict = {"num_threads": torch.get_num_threads()}
+    expected = {"AutoTokenizer": dict(tokenizer("the cat sat", "on a mat", return_tensors="pt"))}
+    for model_class, name in AUTO_NAMES.items():
+        model = make_float32_model(model_class)
+        model.save_pretrained(folders[0] / name)
+        calls[name] = make_inputs()
+        if model_class is SKTformerForMultipleChoice:
+            calls[name] = {key: values.unflatten(0, (-1, 2)) for key, values in calls[name].items()}
+        with torch.no_grad():
+            expected[name] = dict(model(**calls[name]))
+    masked_lm = AutoModelForMaskedLM.from_pretrained(folders[0] / "AutoModelForMaskedLM")
+    with torch.no_grad():
+        base_output = dict(masked_lm.base_model(**make_inputs()))
+    expected |= {f"{name} from the masked LM": base_output for name in AUTO_NAMES.values()}
+    tokenizer.save_pretrained(folders[0] / "AutoModel")
+    make_config().save_pretrained(folders[0] / "config")
+
+    for folder, saved_again in pairwise(folders):
+        torch.save(calls, folder / "calls.pt")
+        for name in AUTO_NAMES.values():
+            assert {path.name for path in (folder / name).glob("*.py")} == CODE
+        run_without_package(LOAD_AND_SAVE_ALL, folder, saved_again, folder=folder / "elsewhere")
+        outputs = torch.load(folder / "outputs.pt")
+        assert outputs.keys() == expected.keys()
+        for name, output in expected.items():
+            assert_equal(outputs[name], output)
+
+
+def test_parts_of_a_model_can_be_saved_without_the_package(tmp_path):
+    model = make_float32_model(SKTformerForMaskedLM)
+    model.save_pretrained(tmp_path / "masked_lm")
+    program = """
+from transformers import AutoModel, AutoModelForMaskedLM
+model = AutoModelForMaskedLM.from_pretrained(sys.argv[1], trust_remote_code=True)
+model.base_model.save_pretrained(sys.argv[2])
+AutoModel.from_pretrained(sys.argv[2], trust_remote_code=True)
+"""
+    run_without_package(program, tmp_path / "masked_lm", tmp_path / "base", folder=tmp_path / "elsewhere")
+    assert {path.name for path in (tmp_path / "base").glob("*.py")} == CODE
+    assert_equal(AutoModel.from_pretrained(tmp_path / "base").state_dict(), model.base_model.state_dict())
+
+
+def test_code_in_checkpoints_is_not_run_without_consent(tmp_path):
+    make_float32_model(SKTformerModel).save_pretrained(tmp_path / "saved")
+    program = """
+from transformers import AutoModel
+try:
+    AutoModel.from_pretrained(sys.argv[1], trust_remote_code=False)
+except ValueError as error:
+    assert "trust_remote_code=True" in str(error), error
+else:
+    sys.exit("the code was run")
+"""
+    run_without_package(program, tmp_path / "saved", folder=tmp_path / "elsewhere")
+
+
+def test_the_installed_package_is_preferred_to_code_in_checkpoints(tmp_path):
+    make_float32_model(SKTformerForMaskedLM).save_pretrained(tmp_path)
+    assert type(AutoModelForMaskedLM.from_pretrained(tmp_path, trust_remote_code=True)) is SKTformerForMaskedLM
+
+
+def test_saved_code_imports_no_package_of_its_own():
+    for name in CODE:
+        tree = ast.parse((ROOT / "modeling_sktformer" / name).read_text())
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import):
+                assert not any(alias.name.startswith("modeling_sktformer") for alias in node.names)
+            elif isinstance(node, ast.ImportFrom):
+                assert not (node.module or "").startswith("modeling_sktformer")
+                assert node.level == 0 or f"{node.module}.py" in CODE
+
+
+# Presets
+
+SIZES = {
+    "sktformer-base": (12, 768, 3072),
+    "sktformer-small": (4, 512, 2048),
+    "sktformer-mini": (4, 256, 1024),
+    "sktformer-tiny": (2, 128, 512),
+}
+
+
+def test_the_presets_are_the_published_sizes():
+    assert available_presets() == sorted(SIZES)
+    for name, sizes in SIZES.items():
+        config = load_preset(name)
+        assert (config.num_hidden_layers, config.hidden_size, config.intermediate_size) == sizes
+        assert config.head_dim == 64
+
+
+def test_an_installed_wheel_carries_the_presets(tmp_path):
+    pytest.importorskip("setuptools", minversion="77", reason="setuptools builds the wheel")
+    source = tmp_path / "source"
+    for name in ("modeling_sktformer", "configuration/models"):
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for path in (ROOT / "setup.cfg", ROOT / "pyproject.toml", *ROOT.glob("README*"), *ROOT.glob("LICENSE*")):
+        shutil.copy(path, source)
+    build = [sys.executable, "-c", "from setuptools import build_meta; build_meta.build_wheel('..')"]
+    subprocess.run(build, cwd=source, check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path / "installed")
+
+    program = """
+import modeling_sktformer
+from modeling_sktformer import available_presets, load_preset
+print(modeling_sktformer.__file__, *(f"{name}:{load_preset(name).hidden_size}" for name in available_presets()))
+"""
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "installed")}
+    printed = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, env=environment, check=True, capture_output=True, text=True
+    ).stdout.split()
+    assert Path(printed[0]).is_relative_to(tmp_path / "installed")
+    assert printed[1:] == [f"{name}:{SIZES[name][1]}" for name in sorted(SIZES)]

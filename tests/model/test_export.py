@@ -1,0 +1,133 @@
+"""Exported graphs, ONNX files and compiled models: one graph for every batch and length, with the model's numbers."""
+
+import onnxruntime
+import pytest
+import torch
+import torch._dynamo
+from torch.export import Dim
+
+from modeling_sktformer import (
+    SKTformerForMaskedLM,
+    SKTformerForMultipleChoice,
+    SKTformerForSequenceClassification,
+    SKTformerModel,
+)
+from support.builders import (
+    MODELS,
+    NUM_CHOICES,
+    VOCAB_SIZE,
+    assert_equal,
+    gradients,
+    make_batch,
+    make_model,
+    token_outputs,
+)
+
+
+ENCODERS = [model_class for model_class in MODELS if model_class is not SKTformerForMultipleChoice]
+DYNAMIC = {name: {0: Dim.DYNAMIC, 1: Dim.DYNAMIC} for name in ("input_ids", "attention_mask", "token_type_ids")}
+
+
+@pytest.fixture(autouse=True)
+def _forget_compiled_code():
+    """The models of other tests share the code that is compiled, and its limit on compilations."""
+    torch._dynamo.reset()
+
+
+def batches_of(num_positions: int) -> list[dict[str, torch.Tensor]]:
+    """Inputs of other batches and lengths than the example's, padded on every side; the longest and a short one."""
+    return [
+        make_batch([num_positions, 1, 7]).inputs("left"),
+        make_batch([num_positions]).inputs(),
+        make_batch([5, 9]).inputs("holes", 11),
+        make_batch([2]).inputs("right", 2),
+    ]
+
+
+def results_of(model_class, output) -> list[torch.Tensor]:
+    return token_outputs(output) or [output.logits]
+
+
+@pytest.mark.parametrize(
+    ("model_class", "smoother_norm", "num_positions"),
+    [*((model_class, "batch_norm", 15) for model_class in ENCODERS), (SKTformerModel, "layer_norm", 16)],
+)
+def test_one_exported_graph_serves_every_batch_and_length(model_class, smoother_norm, num_positions):
+    model = make_model(model_class, smoother_norm=smoother_norm, max_position_embeddings=num_positions).eval()
+    example = make_batch([12, 7, 3]).inputs("left", 13)
+    graph = torch.export.export(model, (), example, dynamic_shapes=DYNAMIC).module()
+    for inputs in batches_of(num_positions):
+        outputs = zip(results_of(model_class, graph(**inputs)), results_of(model_class, model(**inputs)), strict=True)
+        for actual, expected in outputs:
+            assert_equal(actual, expected)
+
+
+def test_multiple_choice_exports():
+    model = make_model(SKTformerForMultipleChoice).eval()
+    inputs = make_batch([12, 7, 3, 5]).inputs("left", 13)
+    pairs = {name: values.unflatten(0, (2, 2)) for name, values in inputs.items()}
+    dynamic = {name: {0: Dim.DYNAMIC, 2: Dim.DYNAMIC} for name in pairs}
+    graph = torch.export.export(model, (), pairs, dynamic_shapes=dynamic).module()
+    longer = {name: values.unflatten(0, (3, 2)) for name, values in make_batch([9, 1, 16, 2, 4, 5]).inputs().items()}
+    assert_equal(graph(**longer).logits, model(**longer).logits)
+
+
+@pytest.mark.parametrize(
+    ("model_class", "smoother_norm", "num_positions"),
+    [(SKTformerForMaskedLM, "layer_norm", 16), (SKTformerForSequenceClassification, "batch_norm", 15)],
+)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_onnx_has_the_same_numbers(model_class, smoother_norm, num_positions, tmp_path):
+    overrides = {"smoother_norm": smoother_norm, "max_position_embeddings": num_positions}
+    model = make_model(model_class, classifier_pooling="mean", **overrides).float().eval()
+    example = make_batch([12, 7, 3]).inputs("left", 13)
+    path = tmp_path / "model.onnx"
+    torch.onnx.export(model, (), str(path), kwargs=example, dynamic_shapes=DYNAMIC, dynamo=True, verbose=False)
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    assert {entry.name for entry in session.get_inputs()} == set(example)
+    for inputs in batches_of(num_positions):
+        (logits,) = session.run(None, {name: values.numpy() for name, values in inputs.items()})
+        with torch.no_grad():
+            expected = model(**inputs).logits
+        if model_class is SKTformerForMaskedLM:
+            real = inputs["attention_mask"].bool()
+            torch.testing.assert_close(torch.from_numpy(logits)[real], expected[real], rtol=1e-4, atol=1e-4)
+        else:
+            torch.testing.assert_close(torch.from_numpy(logits), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("model_class", "training"),
+    [(SKTformerModel, False), (SKTformerForMaskedLM, True), (SKTformerForMultipleChoice, True)],
+)
+# The number of labelled positions depends on the data: that it may stay in the graph has to be asked for.
+@torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True)
+def test_compiles_without_a_graph_break_for_every_length(model_class, training):
+    model = make_model(model_class).train(training)
+    compiled = torch.compile(model, fullgraph=True, dynamic=True, backend="aot_eager")
+    for lengths in ([12, 7, 3, 9], [16, 9], [5, 2, 4, 1]):
+        batch = make_batch(lengths)
+        results = []
+        for forward in (compiled, model):
+            model.zero_grad()
+            inputs = batch.inputs("left")
+            if model_class is SKTformerForMultipleChoice:
+                inputs = {name: values.unflatten(0, (-1, NUM_CHOICES)) for name, values in inputs.items()}
+            output = forward(**inputs, **batch.labels(model_class, "left"))
+            loss = output.last_hidden_state.square().sum() if model_class is SKTformerModel else output.loss
+            loss.backward()
+            results.append((loss, gradients(model)))
+        (loss, actual), (expected_loss, expected) = results
+        assert_equal(loss, expected_loss)
+        assert actual.keys() == expected.keys()
+        for name in expected:
+            assert_equal(actual[name], expected[name], name)
+
+
+def test_labelled_positions_leave_no_graph_break_without_sparse_prediction():
+    model = make_model(SKTformerForMaskedLM, sparse_prediction=False).train()
+    batch = make_batch([12, 7])
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    output = compiled(**batch.inputs(), **batch.labels(SKTformerForMaskedLM))
+    assert output.logits.shape == (2, 12, VOCAB_SIZE)
+    assert_equal(output.loss, model(**batch.inputs(), **batch.labels(SKTformerForMaskedLM)).loss)

@@ -1,0 +1,487 @@
+"""What holds for every model, head and padding; in float64."""
+
+import itertools
+import math
+
+import pytest
+import torch
+
+from modeling_sktformer import SKTformerForMaskedLM, SKTformerForQuestionAnswering, SKTformerModel
+from modeling_sktformer.attention import draw_permutation, resize_order, select_landmarks
+from modeling_sktformer.smoothing import PositionBatchNorm, extend_positions
+from support.builders import (
+    HEADS,
+    MODELS,
+    VOCAB_SIZE,
+    Batch,
+    assert_equal,
+    call,
+    gradients,
+    make_batch,
+    make_config,
+    make_model,
+    token_outputs,
+)
+
+
+all_models = pytest.mark.parametrize("model_class", MODELS, ids=lambda c: c.__name__)
+all_heads = pytest.mark.parametrize("model_class", HEADS, ids=lambda c: c.__name__)
+both_norms = pytest.mark.parametrize("smoother_norm", ["batch_norm", "layer_norm"])
+both_modes = pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
+
+
+def outcome(model, batch: Batch, side: str, width: int):
+    """Loss, gradients and the outputs at real tokens (or of the whole sequence) for one way to pad a batch."""
+    model.zero_grad()
+    inputs, labels = batch.inputs(side, width), batch.labels(type(model), side, width)
+    output = call(model, inputs, **labels)
+    places = batch.places(side, width)
+    rows = [values[row, place] for values in token_outputs(output) for row, place in enumerate(places)]
+    if not rows:
+        rows = [output.logits]
+    if isinstance(model, SKTformerForMaskedLM) and model.training:
+        # The rows of sparse logits follow the places in the tensor, which holes do not reorder.
+        rows = [output.logits]
+    loss = torch.stack([row.square().sum() for row in rows]).sum() if "loss" not in output else output.loss
+    loss.backward()
+    return loss.detach(), [row.detach() for row in rows], gradients(model)
+
+
+@both_modes
+@both_norms
+@pytest.mark.parametrize("pooling", ["cls", "mean"])
+@all_models
+def test_padding_changes_nothing(model_class, pooling, smoother_norm, training):
+    model = make_model(model_class, classifier_pooling=pooling, smoother_norm=smoother_norm).train(training)
+    batch = make_batch([12, 1, 7, 3])
+    loss, rows, grads = outcome(model, batch, "right", 12)
+    assert grads
+    for side, width in itertools.product(["right", "left", "holes"], [12, 13, 16]):
+        other_loss, other_rows, other_grads = outcome(model, batch, side, width)
+        assert_equal(other_loss, loss)
+        assert_equal(other_rows, rows)
+        assert_equal(other_grads, grads)
+
+
+@all_models
+def test_padding_to_full_mask_equals_no_mask(model_class):
+    model = make_model(model_class)
+    batch = make_batch([9, 9])
+    inputs = batch.inputs()
+    labels = batch.labels(model_class)
+    expected = call(model, {k: v for k, v in inputs.items() if k != "attention_mask"}, **labels)
+    for mask in (inputs["attention_mask"], inputs["attention_mask"].bool(), inputs["attention_mask"].double()):
+        got = call(model, {**inputs, "attention_mask": mask}, **labels)
+        assert_equal(dict(got), dict(expected))
+
+
+@pytest.mark.parametrize("side", ["right", "left", "holes"])
+def test_captured_states_come_back_in_the_order_of_the_input(side):
+    model = make_model(SKTformerModel)
+    batch = make_batch([12, 5])
+    alone = [
+        model(
+            **Batch([batch.sequences[i]], [batch.token_types[i]]).inputs(),
+            output_hidden_states=True,
+            output_attentions=True,
+        )
+        for i in range(2)
+    ]
+    got = model(**batch.inputs(side, 14), output_hidden_states=True, output_attentions=True)
+    assert len(got.hidden_states) == 3
+    assert len(got.attentions) == 2
+    for row, place in enumerate(batch.places(side, 14)):
+        for states, expected in zip(got.hidden_states, alone[row].hidden_states, strict=True):
+            assert_equal(states[row, place], expected[0])
+        for states, expected in zip(got.attentions, alone[row].attentions, strict=True):
+            assert_equal(states[row][:, place], expected[0])
+
+
+def test_position_ids_and_embeddings_move_with_their_tokens():
+    model = make_model(SKTformerModel)
+    batch = make_batch([12, 5])
+    position_ids = torch.tensor([[15 - p for p in range(12)], [3, 4, 8, 9, 2] + [0] * 7])
+    inputs = batch.inputs("right", 12)
+    expected = model(**inputs, position_ids=position_ids).last_hidden_state
+    left = batch.inputs("left", 12)
+    moved = torch.stack([position_ids[0], position_ids[1].roll(7)])
+    got = model(**left, position_ids=moved).last_hidden_state
+    assert_equal(got[0], expected[0])
+    assert_equal(got[1, 7:], expected[1, :5])
+    embeds = model.get_input_embeddings()(left.pop("input_ids"))
+    got = model(**left, inputs_embeds=embeds, position_ids=moved).last_hidden_state
+    assert_equal(got[1, 7:], expected[1, :5])
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_question_answering_never_points_at_padding(side):
+    model = make_model(SKTformerForQuestionAnswering)
+    with torch.no_grad():
+        model.qa_outputs.bias.fill_(-1e6)
+    batch = make_batch([12, 5])
+    output = model(**batch.inputs(side, 16))
+    for logits in (output.start_logits, output.end_logits):
+        for row, place in enumerate(batch.places(side, 16)):
+            assert logits[row].argmax() in place
+
+
+@all_models
+@both_norms
+def test_a_sequence_does_not_depend_on_the_others_in_evaluation(model_class, smoother_norm):
+    model = make_model(model_class, smoother_norm=smoother_norm)
+    batch = make_batch([16, 2, 9, 5])
+    together = call(model, batch.inputs())
+    step = 2 if "MultipleChoice" in model_class.__name__ else 1
+    for first in range(0, 4, step):
+        part = slice(first, first + step)
+        alone = call(model, Batch(batch.sequences[part], batch.token_types[part]).inputs())
+        if tokens := token_outputs(alone):
+            length = len(batch.sequences[first])
+            for values, expected in zip(token_outputs(together), tokens, strict=True):
+                assert_equal(values[first, :length], expected[0])
+        else:
+            row = first // step
+            assert_equal(together.logits[row : row + 1], alone.logits)
+
+
+@pytest.mark.parametrize(("smoother_norm", "coupled"), [("layer_norm", False), ("batch_norm", True)])
+def test_only_batch_norm_couples_sequences_in_training(smoother_norm, coupled):
+    model = make_model(SKTformerModel, smoother_norm=smoother_norm).train()
+    inputs = make_batch([16, 16]).inputs()
+    embeds = torch.randn(2, 16, 12, dtype=torch.float64, requires_grad=True)
+    output = model(inputs_embeds=embeds, attention_mask=inputs["attention_mask"]).last_hidden_state
+    (gradient,) = torch.autograd.grad(output[0].square().sum(), embeds)
+    assert bool(gradient[1].any()) == coupled
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 7, 15, 16, 17])
+@all_models
+def test_any_length_up_to_the_longest(model_class, length):
+    model = make_model(model_class)
+    batch = make_batch([length, length])
+    if length > 16:
+        with pytest.raises(ValueError, match=r"17 tokens.*max_position_embeddings=16.*resize_position_embeddings\(17"):
+            call(model, batch.inputs())
+    else:
+        output = call(model, batch.inputs())
+        assert all(values.shape[1] == length and values.isfinite().all() for values in token_outputs(output))
+
+
+@pytest.mark.parametrize("length", [1, 63, 100, 127, 511, 512])
+def test_no_length_is_special_at_the_default_size(length):
+    torch.manual_seed(0)
+    config = make_config(max_position_embeddings=512, num_landmark_tokens=8)
+    model = SKTformerModel(config).double().eval()
+    tokens = torch.randint(VOCAB_SIZE, (2, length))
+    expected = model(tokens).last_hidden_state
+    padded = torch.nn.functional.pad(tokens, (512 - length, 0))
+    mask = torch.nn.functional.pad(torch.ones_like(tokens), (512 - length, 0))
+    got = model(padded, attention_mask=mask).last_hidden_state[:, 512 - length :]
+    assert_equal(got, expected)
+
+
+def test_full_sample_is_full_attention():
+    model = make_model(SKTformerModel, num_landmark_tokens=16, use_feature_attention=False, num_hidden_layers=1)
+    attention = model.layers[0].attention
+    states = torch.randn(3, 16, 12, dtype=torch.float64)
+    mask = torch.arange(16) < torch.tensor([16, 9, 1])[:, None]
+    query, key, value = (
+        layer(states).unflatten(-1, (2, 6)).transpose(1, 2)
+        for layer in (attention.query, attention.key, attention.value)
+    )
+    attended = torch.nn.functional.scaled_dot_product_attention(query, key, value, mask[:, None, None])
+    expected = attention.output(attention.token_norm(attended.transpose(1, 2).flatten(2)))
+    got, probabilities = attention(states, mask)
+    assert_equal(got, expected)
+    assert probabilities.shape == (3, 2, 16, 16)
+
+
+@pytest.mark.parametrize("length", [16, 11])
+def test_landmarks_are_a_uniform_sample_of_real_tokens(length):
+    counts = torch.zeros(16)
+    for seed in range(600):
+        order = draw_permutation(16, seed, 0, "landmark_order")
+        mask = (torch.arange(16) < length).unsqueeze(0)
+        positions, valid = select_landmarks(order, 4, 16, mask)
+        assert valid is not None
+        assert valid.all()
+        assert len(positions.unique()) == 4
+        assert positions.max() < length
+        counts[positions[0]] += 1
+        short, _ = select_landmarks(order, 4, length, None)
+        assert short.tolist() == positions[0].tolist()
+    # Each token is drawn with probability 4 / length; five standard deviations.
+    expected = 600 * 4 / length
+    assert (counts[:length] - expected).abs().max() < 5 * math.sqrt(expected)
+
+
+def test_a_full_sequence_gets_the_front_of_the_permutation():
+    order = draw_permutation(100, 3, 1, "landmark_order")
+    positions, _ = select_landmarks(order, 8, 100, None)
+    assert positions.tolist() == order[:8].tolist()
+
+
+def test_short_sequences_have_fewer_landmarks():
+    order = draw_permutation(16, 0, 0, "landmark_order")
+    mask = torch.arange(16) < torch.tensor([0, 3, 16])[:, None]
+    positions, valid = select_landmarks(order, 5, 16, mask)
+    assert valid is not None
+    assert valid.sum(dim=1).tolist() == [0, 3, 5]
+    assert sorted(positions[1, :3].tolist()) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
+@both_norms
+@all_heads
+def test_a_fully_padded_row_is_finite(model_class, smoother_norm, training):
+    model = make_model(model_class, smoother_norm=smoother_norm).train(training)
+    batch = make_batch([9, 0, 0, 4])
+    loss, _, grads = outcome(model, batch, "right", 12)
+    assert loss.isfinite()
+    assert all(gradient.isfinite().all() for gradient in grads.values())
+    output = call(model, batch.inputs(width=12))
+    assert all(values.isfinite().all() for values in output.values())
+
+
+def test_a_batch_without_any_token_is_finite():
+    model = make_model(SKTformerForMaskedLM).train()
+    ids = torch.zeros(2, 5, dtype=torch.long)
+    output = model(ids, attention_mask=torch.zeros_like(ids), labels=torch.full_like(ids, -100))
+    output.loss.backward()
+    assert output.loss == 0
+    assert all(gradient.isfinite().all() for gradient in gradients(model).values())
+
+
+def test_batch_norm_skips_positions_without_a_token():
+    norm = PositionBatchNorm(make_config()).double().train()
+    states = torch.randn(2, 6, 12, dtype=torch.float64)
+    mask = torch.arange(6) < torch.tensor([4, 2])[:, None]
+    norm(states, mask)
+    assert norm.running_mean[:4].all()
+    assert not norm.running_mean[4:].any()
+    assert (norm.running_var[4:] == 1).all()
+    values = states[:, 1].flatten()
+    torch.testing.assert_close(norm.running_mean[1], 0.1 * values.mean())
+    torch.testing.assert_close(norm.running_var[1], 0.9 + 0.1 * values.var())
+    torch.testing.assert_close(norm.running_var[3], 0.9 + 0.1 * states[0, 3].var())
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_gradient_checkpointing_changes_neither_gradients_nor_statistics(use_reentrant):
+    batch = make_batch([12, 7])
+    results = []
+    for checkpointing in (False, True):
+        model = make_model(SKTformerForMaskedLM).train()
+        if checkpointing:
+            model.gradient_checkpointing_enable({"use_reentrant": use_reentrant})
+            model.enable_input_require_grads()
+        _, _, grads = outcome(model, batch, "left", 14)
+        results.append((grads, {k: v for k, v in model.state_dict().items() if "running" in k}))
+    (plain_gradients, plain_statistics), (gradients_, statistics) = results
+    assert_equal(gradients_, plain_gradients)
+    assert plain_statistics
+    assert_equal(statistics, plain_statistics)
+
+
+def test_sparse_prediction_changes_neither_loss_nor_gradients():
+    batch = make_batch([12, 7])
+    results = []
+    for sparse in (True, False):
+        model = make_model(SKTformerForMaskedLM, sparse_prediction=sparse).train()
+        output = model(**batch.inputs(), **batch.labels(SKTformerForMaskedLM))
+        output.loss.backward()
+        results.append((output.loss.detach(), gradients(model), output.logits.dim()))
+    assert_equal(results[0][:2], results[1][:2])
+    assert [result[2] for result in results] == [2, 3]
+
+
+@pytest.mark.parametrize(
+    "model_class", [h for h in HEADS if h is not SKTformerForQuestionAnswering], ids=lambda c: c.__name__
+)
+def test_accumulated_losses_add_up_to_the_loss_of_the_whole_batch(model_class):
+    model = make_model(model_class, smoother_norm="layer_norm").train()
+    batch = make_batch([12, 7, 9, 3])
+    inputs, labels = batch.inputs(), batch.labels(model_class)
+    whole = call(model, inputs, **labels).loss
+    num_items = (labels["labels"] != -100).sum()
+    parts = []
+    for part in (slice(0, 2), slice(2, 4)):
+        rows = slice(part.start // 2, part.stop // 2) if "MultipleChoice" in model_class.__name__ else part
+        parts.append(
+            call(
+                model,
+                {name: values[part] for name, values in inputs.items()},
+                labels=labels["labels"][rows],
+                num_items_in_batch=num_items,
+            ).loss
+        )
+    assert_equal(sum(parts), whole)
+
+
+def test_no_tensor_grows_with_the_square_of_the_length():
+    """Every intermediate result of a forward and backward pass grows no faster than the length."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class LargestTensor(TorchDispatchMode):
+        numel = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            result = func(*args, **(kwargs or {}))
+            for value in result if isinstance(result, (tuple, list)) else (result,):
+                if isinstance(value, torch.Tensor):
+                    self.numel = max(self.numel, value.numel())
+            return result
+
+    largest = {}
+    for length in (256, 1024, 4096):
+        config = make_config(max_position_embeddings=length, num_hidden_layers=1)
+        model = SKTformerForMaskedLM(config).train()
+        ids = torch.randint(VOCAB_SIZE, (2, length))
+        mask = torch.ones_like(ids)
+        mask[1, length // 2 :] = 0
+        with LargestTensor() as watch:
+            model(ids, attention_mask=mask, labels=ids).loss.backward()
+        largest[length] = watch.numel / length
+    assert largest[4096] <= 1.02 * largest[256]
+
+
+@pytest.mark.parametrize("extension", ["tile", "last"])
+@both_norms
+@pytest.mark.parametrize(("old", "new"), [(16, 32), (16, 17), (15, 32), (16, 12), (15, 11), (13, 64)])
+def test_lengthening_keeps_short_inputs(old, new, smoother_norm, extension):
+    model = make_model(SKTformerForMaskedLM, max_position_embeddings=old, smoother_norm=smoother_norm)
+    batch = make_batch([min(old, new) // 2, 3, 1])
+    inputs = batch.inputs()
+    expected = model(**inputs).logits
+    model.resize_position_embeddings(new, extension)
+    assert model.config.max_position_embeddings == new
+    for row, length in enumerate([min(old, new) // 2, 3, 1]):
+        assert_equal(model(**inputs).logits[row, :length], expected[row, :length])
+    assert model(torch.ones(1, new, dtype=torch.long)).logits.isfinite().all()
+
+
+def test_new_positions_enter_the_order_at_random():
+    following = 0
+    for seed in range(300):
+        model = SKTformerModel(make_config(num_hidden_layers=1, landmark_seed=seed))
+        model.resize_position_embeddings(32)
+        order = dict(model.named_buffers())["layers.0.attention.landmark_order"].tolist()
+        assert sorted(order) == list(range(32))
+        following += order[0] >= 16 and order[1] == order[0] - 16
+    # By chance in 1 of 62 models; five standard deviations above.
+    assert following < 300 / 62 + 5 * math.sqrt(300 / 62)
+
+
+def test_lengthened_model_trains_and_saves_and_loads(tmp_path):
+    model = make_model(SKTformerForMaskedLM)
+    model.resize_position_embeddings(40)
+    model.save_pretrained(tmp_path)
+    loaded = SKTformerForMaskedLM.from_pretrained(tmp_path)
+    batch = make_batch([40, 11])
+    assert torch.equal(loaded(**batch.inputs()).logits, model(**batch.inputs()).logits)
+    model.train()
+    outcome(model, batch, "right", 40)
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_lengthening_there_and_back_is_the_same_model():
+    model = make_model(SKTformerForMaskedLM)
+    inputs = make_batch([16, 9]).inputs()
+    before = model(**inputs).logits
+    order = model.sktformer.layers[0].attention.landmark_order.clone()
+    model.resize_position_embeddings(24)
+    model.resize_position_embeddings(16)
+    assert torch.equal(model.sktformer.layers[0].attention.landmark_order, order)
+    assert_equal(model(**inputs).logits, before)
+
+
+@pytest.mark.parametrize(("extension", "expected"), [("tile", [0, 1, 2, 0, 1]), ("last", [0, 1, 2, 2, 2])])
+def test_new_positions_start_from_trained_ones(extension, expected):
+    assert extend_positions(torch.arange(3), 5, extension).tolist() == expected
+    assert extend_positions(torch.arange(3), 2, extension).tolist() == [0, 1]
+
+
+def test_an_unknown_extension_changes_nothing():
+    model = make_model(SKTformerForMaskedLM)
+    with pytest.raises(ValueError, match='must be "tile" or "last", got "copy"'):
+        model.resize_position_embeddings(32, "copy")
+    assert model.config.max_position_embeddings == 16
+    assert model(torch.ones(1, 16, dtype=torch.long)).logits.isfinite().all()
+
+
+def test_shortening_below_the_landmarks_is_refused_and_changes_nothing():
+    model = make_model(SKTformerForMaskedLM)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(Exception, match="num_landmark_tokens"):
+        model.resize_position_embeddings(4)
+    assert model.config.max_position_embeddings == 16
+    torch.testing.assert_close(dict(model.state_dict()), before, rtol=0, atol=0)
+
+
+def test_resized_order_is_uniform_and_keeps_relative_order():
+    first = torch.zeros(12)
+    for seed in range(600):
+        order = draw_permutation(5, seed, 0, "old")
+        resized = resize_order(order, 12, draw_permutation(12, seed, 0, "new"))
+        assert resized.sort().values.tolist() == list(range(12))
+        assert [p for p in resized.tolist() if p < 5] == order.tolist()
+        first[resized[0]] += 1
+    assert (first - 50).abs().max() < 5 * math.sqrt(50)
+
+
+@pytest.mark.parametrize(
+    ("mask", "message"),
+    [
+        (torch.ones(2, 1, 9, 9), "3 or 4 dimensions"),
+        (torch.ones(2, 8), r"shape \(2, 8\), expected \(2, 9\)"),
+        (torch.ones(9), r"expected \(2, 9\)"),
+    ],
+)
+def test_masks_that_mean_nothing_are_refused(mask, message):
+    model = make_model(SKTformerModel)
+    with pytest.raises(ValueError, match=message):
+        model(torch.ones(2, 9, dtype=torch.long), attention_mask=mask)
+
+
+def test_inputs_are_given_once():
+    model = make_model(SKTformerModel)
+    with pytest.raises(ValueError, match="exactly one"):
+        model()
+    with pytest.raises(ValueError, match="exactly one"):
+        model(torch.ones(1, 3, dtype=torch.long), inputs_embeds=torch.ones(1, 3, 12, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@both_norms
+def test_half_precision_weights(dtype, smoother_norm):
+    model = make_model(SKTformerForMaskedLM, smoother_norm=smoother_norm)
+    exact = model.float()
+    batch = make_batch([16, 7])
+    expected = exact(**batch.inputs(), **batch.labels(SKTformerForMaskedLM))
+    half = make_model(SKTformerForMaskedLM, smoother_norm=smoother_norm).to(dtype)
+    output = half(**batch.inputs(), **batch.labels(SKTformerForMaskedLM))
+    assert output.logits.dtype == dtype
+    assert abs(output.loss.item() - expected.loss.item()) < 0.1 * abs(expected.loss.item())
+    half.train()
+    half(**batch.inputs(), **batch.labels(SKTformerForMaskedLM)).loss.backward()
+    assert all(gradient.isfinite().all() for gradient in gradients(half).values())
+
+
+def test_autocast():
+    model = make_model(SKTformerForMaskedLM).float().train()
+    batch = make_batch([16, 7])
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = model(**batch.inputs(), **batch.labels(SKTformerForMaskedLM)).loss
+    loss.backward()
+    assert loss.isfinite()
+    assert all(gradient.isfinite().all() for gradient in gradients(model).values())
+
+
+@both_modes
+def test_compiles_without_a_graph_break(training):
+    model = make_model(SKTformerModel).train(training)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    batch = make_batch([12, 7])
+    expected = model(**batch.inputs("left", 14)).last_hidden_state
+    got = compiled(**batch.inputs("left", 14)).last_hidden_state
+    assert_equal(got, expected)

@@ -1,0 +1,332 @@
+"""The pre-training script from the command line to the checkpoint."""
+
+import json
+import math
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from transformers import AutoModelForMaskedLM, AutoTokenizer, pipeline
+
+import pretrain_mlm
+from experiments import training
+from experiments.arguments import UserError, run_script
+from experiments.run_folder import find_checkpoint
+from modeling_sktformer import SKTformerForMaskedLM
+
+
+SCRIPT = Path(pretrain_mlm.__file__)
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    """A language of sentences whose second half follows from the first."""
+    folder = tmp_path_factory.mktemp("text")
+    choose = random.Random(0)
+    subjects = {"the cat": "meows at night", "the dog": "barks at noon", "a bird": "sings in spring"}
+    lines = []
+    for _ in range(1500):
+        subject = choose.choice(list(subjects))
+        lines.append(f"{subject} {choose.choice(['often', 'never', 'always'])} {subjects[subject]} .")
+    (folder / "train.txt").write_text("\n".join(lines[:1400]))
+    (folder / "validation.txt").write_text("\n".join(lines[1400:]))
+    return folder
+
+
+@pytest.fixture
+def recipe(tmp_path, text):
+    """Flags of a run that takes seconds."""
+    path = tmp_path / "recipe.yaml"
+    flags = {
+        "config_overrides": "num_hidden_layers=1,hidden_size=32,intermediate_size=64",
+        "max_seq_length": 24,
+        "vocab_size": 200,
+        "per_device_train_batch_size": 8,
+        "learning_rate": 5e-3,
+        "max_steps": 4,
+        "eval_strategy": "steps",
+        "eval_steps": 2,
+        "save_strategy": "steps",
+        "save_steps": 2,
+        "logging_steps": 1,
+        "use_cpu": True,
+        "train_file": [str(text / "train.txt")],
+        "validation_file": [str(text / "validation.txt")],
+        "cache_dir": str(tmp_path / "cache"),
+        "output_dir": str(tmp_path / "run"),
+        "disable_tqdm": True,
+    }
+    path.write_text(yaml.safe_dump(flags))
+    return path
+
+
+def run(monkeypatch, *flags):
+    monkeypatch.setattr(sys, "argv", [str(SCRIPT), *map(str, flags)])
+    pretrain_mlm.main()
+
+
+def metrics_of(folder):
+    return json.loads((Path(folder) / "metrics.json").read_text())
+
+
+def test_a_run_leaves_a_model_that_fills_masks(tmp_path, recipe, monkeypatch, caplog):
+    monkeypatch.chdir(tmp_path)
+    caplog.set_level("INFO")
+    steps = ["--max_steps", 220, "--eval_steps", 110, "--save_steps", 110, "--learning_rate", 2e-3, "--seed", 3]
+    overrides = {"hidden_size": 64, "intermediate_size": 128, "hidden_dropout_prob": 0.0}
+    overrides |= {"smoother_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    sizes = ",".join(f"{name}={value}" for name, value in overrides.items())
+    run(monkeypatch, "--recipe", recipe, *steps, "--config_overrides", sizes)
+    folder = tmp_path / "run"
+    metrics = metrics_of(folder)
+    assert metrics["eval_loss"] < 0.6 * metrics["unigram_loss"]
+    assert metrics["eval_perplexity"] == pytest.approx(math.exp(metrics["eval_loss"]))
+    assert metrics["unigram_perplexity"] == pytest.approx(math.exp(metrics["unigram_loss"]))
+    assert metrics["seed"] == 3
+    assert metrics["environment"]["torch"]
+    assert (folder / "loss.png").read_bytes().startswith(b"\x89PNG")
+    fill_mask = pipeline("fill-mask", model=str(folder))
+    guesses = {guess["token_str"] for guess in fill_mask("the dog often [MASK] at noon .", top_k=3)}
+    assert len(guesses & {"barks", "meows", "sings"}) >= 2
+    model = AutoModelForMaskedLM.from_pretrained(folder)
+    assert model.config.landmark_seed == 3
+    assert model.num_parameters() == metrics["parameters"]
+    assert len(AutoTokenizer.from_pretrained(folder)) == model.config.vocab_size
+    assert "[MASK]" in (folder / "README.md").read_text()
+    assert "unigram" in caplog.text
+
+    again = yaml.safe_load((folder / "arguments.yaml").read_text())
+    assert again["max_steps"] == 220
+    with pytest.raises(UserError, match="this very run, finished"):
+        run(monkeypatch, "--recipe", folder / "arguments.yaml")
+    with pytest.raises(UserError, match=r"another run \(.*seed: 3 there, 4 here"):
+        run(monkeypatch, "--recipe", folder / "arguments.yaml", "--seed", 4)
+    assert metrics_of(folder) == metrics
+
+
+def test_any_architecture_with_the_same_tokenizer(tmp_path, recipe, monkeypatch):
+    run(monkeypatch, "--recipe", recipe)
+    tokenizer = tmp_path / "run" / "tokenizer"
+    other = tmp_path / "bert"
+    run(monkeypatch, "--recipe", recipe, "--model_type", "bert", "--tokenizer_name", tokenizer, "--output_dir", other,
+        "--config_overrides", "num_hidden_layers=1")  # fmt: skip
+    assert metrics_of(other)["model_type"] == "bert"
+    assert metrics_of(other)["unigram_loss"] == metrics_of(tmp_path / "run")["unigram_loss"]
+    assert metrics_of(other)["eval_predicted_tokens"] == metrics_of(tmp_path / "run")["eval_predicted_tokens"]
+
+
+def test_pre_training_goes_on_from_a_checkpoint(tmp_path, recipe, monkeypatch):
+    run(monkeypatch, "--recipe", recipe)
+    flags = yaml.safe_load(recipe.read_text())
+    del flags["config_overrides"]
+    recipe.write_text(yaml.safe_dump(flags))
+    more = tmp_path / "more"
+    run(monkeypatch, "--recipe", recipe, "--model_name_or_path", tmp_path / "run", "--output_dir", more)
+    assert SKTformerForMaskedLM.from_pretrained(more).config.num_hidden_layers == 1
+
+
+def test_a_run_that_is_cut_short_ends_as_if_it_had_not_been(tmp_path, recipe, monkeypatch):
+    run(monkeypatch, "--recipe", recipe, "--output_dir", tmp_path / "whole")
+
+    def cut(trainer, *args, **kwargs):
+        if trainer.state.global_step == 3:
+            raise Stopped
+        return training_step(trainer, *args, **kwargs)
+
+    training_step = pretrain_mlm.MaskedLMTrainer.training_step
+    with monkeypatch.context() as context:
+        context.setattr(pretrain_mlm.MaskedLMTrainer, "training_step", cut)
+        with pytest.raises(Stopped):
+            run(context, "--recipe", recipe)
+    folder = tmp_path / "run"
+    assert find_checkpoint(folder) == str(folder / "checkpoint-2")
+    (folder / "checkpoint-3").mkdir()  # begun when the power went: not one to go on from
+    assert find_checkpoint(folder) == str(folder / "checkpoint-2")
+    assert not (folder / "metrics.json").exists()
+    run(monkeypatch, "--recipe", recipe)
+    assert metrics_of(folder)["eval_loss"] == pytest.approx(metrics_of(tmp_path / "whole")["eval_loss"], rel=1e-5)
+
+
+@pytest.mark.slow
+def test_a_killed_run_goes_on(tmp_path, recipe):
+    command = [sys.executable, str(SCRIPT), "--recipe", str(recipe), "--max_steps", "400"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while find_checkpoint(tmp_path / "run") is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not (tmp_path / "run" / "metrics.json").exists()
+    subprocess.run(command, check=True, capture_output=True)
+    assert metrics_of(tmp_path / "run")["train_runtime"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--bf16"],
+        ["--activation_checkpointing"],
+        ["--torch_compile"],
+        ["--one_document_per_block", "--document_unit", "row"],
+        ["--config_overrides", "smoother_norm=batch_norm", "--activation_checkpointing"],
+        ["--dataloader_num_workers", "2"],
+    ],
+    ids=lambda flags: flags[0].lstrip("-"),
+)
+def test_ways_to_train(tmp_path, recipe, monkeypatch, flags):
+    run(monkeypatch, "--recipe", recipe, *flags)
+    assert metrics_of(tmp_path / "run")["eval_loss"] > 0
+
+
+def test_streaming(tmp_path, recipe, monkeypatch):
+    run(monkeypatch, "--recipe", recipe, "--streaming")
+    assert metrics_of(tmp_path / "run")["eval_loss"] > 0
+
+
+def test_streaming_needs_steps(recipe, monkeypatch):
+    with pytest.raises(UserError, match="--max_steps"):
+        run(monkeypatch, "--recipe", recipe, "--streaming", "--max_steps", -1)
+
+
+class Stopped(Exception):
+    """Raised where a test has seen enough of a run."""
+
+
+def stop():
+    raise Stopped
+
+
+@pytest.mark.parametrize(("per_device", "accumulation"), [(8, 2), (16, 1)])
+def test_the_global_batch_is_kept_by_accumulation(recipe, monkeypatch, per_device, accumulation):
+    seen: dict[str, int] = {}
+    monkeypatch.setattr(
+        pretrain_mlm.MaskedLMTrainer,
+        "train",
+        lambda trainer, **_: seen.update(steps=trainer.args.gradient_accumulation_steps) or stop(),
+    )
+    with pytest.raises(Stopped):
+        run(monkeypatch, "--recipe", recipe, "--global_batch_size", 16, "--per_device_train_batch_size", per_device)
+    assert seen == {"steps": accumulation}
+
+
+def test_two_processes_train_one_model(tmp_path, recipe):
+    command = [
+        *(sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone"),
+        *(str(SCRIPT), "--recipe", str(recipe), "--global_batch_size", "16", "--max_steps", "2"),
+    ]
+    result = subprocess.run(
+        command, capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
+    assert result.returncode == 0, result.stderr[-3000:]
+    assert metrics_of(tmp_path / "run")["eval_predicted_tokens"] > 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--global_batch_size", "12"], "not a multiple of 8"),
+        (["--global_batch_size", "4"], "not a multiple of 8"),
+        (["--max_seq_length", "2"], "at least 3"),
+        (["--mlm_probability", "1.5"], "between 0 and 1"),
+        (["--config_overrides", "hidden_size=30"], "not divisible"),
+        (["--config_overrides", "num_landmark_tokens=99"], "larger than `max_position_embeddings`"),
+        (["--config_name", "sktformer-huge"], "neither a preset"),
+        (["--train_file", "nowhere.txt"], "nowhere.txt"),
+        (["--tokenizer_name", "nowhere"], "tokenizer nowhere cannot be loaded"),
+        (["--model_name_or_path", "nowhere"], "nowhere"),
+        (["--datasets", "Salesforce/wikitext:wikitext-103-raw-v1"], "(?i)offline|reach"),
+        (["--attn_implementation", "sdpa"], "--attn_implementation"),
+        (["--evaluation_strategy", "steps"], "--evaluation_strategy"),
+        (["--vocab_size", "5"], "--vocab_size must be at least 7"),
+        (["--config_overrides", "hidden_act=gleu"], "hidden_act"),
+        (["--config_overrides", "initializer_range=-1"], "initializer_range"),
+        (["--resume_from_checkpoint", "nowhere"], "--resume_from_checkpoint nowhere"),
+        (["--global_batch_size", "-8"], "not a multiple"),
+        (["--push_to_hub", "--hub_model_id", "me/mine"], "cannot reach the Hub"),
+        (["--max_seq_length", "4000", "--full_blocks_only"], "does not fill one block"),
+    ],
+)
+def test_mistakes_are_explained_and_leave_nothing(tmp_path, recipe, monkeypatch, flags, message):
+    with pytest.raises(UserError, match=message) as error:
+        run(monkeypatch, "--recipe", recipe, *flags)
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_overwriting_is_for_runs_alone(tmp_path, recipe, monkeypatch):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "thesis.tex").write_text("precious")
+    with pytest.raises(UserError, match="no run of this script"):
+        run(monkeypatch, "--recipe", recipe, "--overwrite")
+    (folder / "thesis.tex").unlink()
+    run(monkeypatch, "--recipe", recipe, "--overwrite")
+    before = (folder / "model.safetensors").stat().st_mtime_ns
+    with pytest.raises(UserError, match="would delete"):
+        run(monkeypatch, "--recipe", recipe, "--overwrite", "--tokenizer_name", folder / "tokenizer", "--seed", 5)
+    with pytest.raises(UserError, match="not divisible"):
+        run(monkeypatch, "--recipe", recipe, "--overwrite", "--config_overrides", "hidden_size=30")
+    assert (folder / "model.safetensors").stat().st_mtime_ns == before
+    assert "overwrite" not in (folder / "arguments.yaml").read_text()
+    run(monkeypatch, "--recipe", recipe, "--overwrite", "--seed", 5)
+    assert metrics_of(folder)["seed"] == 5
+
+
+def test_what_must_stay_secret_is_not_written_down(tmp_path, recipe, monkeypatch):
+    run(monkeypatch, "--recipe", recipe, "--hub_token", "hf_secret")
+    for path in (tmp_path / "run").rglob("*"):
+        if path.is_file() and path.suffix in (".yaml", ".json", ".md"):
+            assert "hf_secret" not in path.read_text(), path
+    assert str(tmp_path) not in (tmp_path / "run" / "README.md").read_text()
+
+
+def test_recipes_written_with_an_equals_sign_replace_the_quick_start(tmp_path, recipe, monkeypatch):
+    run(monkeypatch, f"--recipe={recipe}")
+    assert "config_name" not in yaml.safe_load((tmp_path / "run" / "arguments.yaml").read_text())
+
+
+def test_nystromformer_gets_full_blocks_alone(tmp_path, recipe, monkeypatch):
+    run(monkeypatch, "--recipe", recipe, "--model_type", "nystromformer", "--config_overrides", "num_landmarks=8")
+    assert metrics_of(tmp_path / "run")["model_type"] == "nystromformer"
+
+
+def test_a_folder_of_other_files_is_not_touched(tmp_path, recipe, monkeypatch, capsys):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "thesis.tex").write_text("precious")
+    monkeypatch.setattr(sys, "argv", [str(SCRIPT), "--recipe", str(recipe)])
+    with pytest.raises(SystemExit) as exit_info:
+        run_script(pretrain_mlm.main)
+    assert exit_info.value.code == 2
+    assert "holds files that are no run of this script" in capsys.readouterr().err
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["thesis.tex"]
+
+
+def test_processes_without_devices_are_refused(recipe, monkeypatch):
+    (arguments,) = pretrain_mlm.parse_args([pretrain_mlm.PretrainingArguments], ["--use_cpu"])
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(pretrain_mlm.PretrainingArguments, "world_size", 1)
+    with pytest.raises(UserError, match="--use_cpu"):
+        pretrain_mlm.check_training_arguments(arguments, pretrain_mlm.CorpusArguments())
+
+
+def test_a_finished_run_is_uploaded_with_its_card(tmp_path, recipe, monkeypatch):
+    uploads = []
+    monkeypatch.setattr(
+        pretrain_mlm.MaskedLMTrainer, "init_hf_repo", lambda trainer, *_: setattr(trainer, "hub_model_id", "me/mine")
+    )
+    monkeypatch.setattr(pretrain_mlm.MaskedLMTrainer, "_push_from_checkpoint", lambda *_: None)
+    monkeypatch.setattr(training, "whoami", lambda token: {"name": "me"})
+    monkeypatch.setattr(training, "upload_folder", lambda **arguments: uploads.append(arguments))
+    run(monkeypatch, "--recipe", recipe, "--push_to_hub", "--hub_model_id", "me/mine")
+    (upload,) = uploads
+    assert (upload["repo_id"], upload["folder_path"]) == ("me/mine", str(tmp_path / "run"))
+    card = (tmp_path / "run" / "README.md").read_text()
+    assert "unigram frequencies" in card
+    assert "pipeline_tag: fill-mask" in card
