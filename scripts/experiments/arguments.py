@@ -4,17 +4,36 @@ A recipe is a list of flags written as YAML. Recipes are read from left to right
 and the last one wins:
 
     python scripts/pretrain_mlm.py --recipe configuration/pretrain/base.yaml --learning_rate 3e-4
+
+Where two flags contradict each other, as --max_steps and --num_train_epochs do, the later source wins too; in one and
+the same source they are an error.
 """
 
 import argparse
+import errno
 import json
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
+import torch
 import yaml
 from transformers import HfArgumentParser
+
+
+ROOT = Path(__file__).resolve().parents[2]
+CONFIGURATION = ROOT / "configuration"
+
+# Flags of which one makes the others meaningless.
+RIVALS = (
+    ("max_steps", "num_train_epochs"),
+    ("global_batch_size", "gradient_accumulation_steps"),
+    ("config_name", "model_name_or_path"),
+)
+# Types of numbers that need an accelerator: a recipe may ask for them and be used where there is none.
+_PRECISIONS = ("bf16", "fp16")
 
 
 class UserError(ValueError):
@@ -68,17 +87,6 @@ def load_recipe(path: str | Path) -> dict[str, Any]:
     return recipe
 
 
-def recipe_to_flags(path: str | Path) -> list[str]:
-    """Write the recipe at `path` as command-line flags; lists become several values, mappings become JSON."""
-    flags = []
-    for key, value in load_recipe(path).items():
-        if isinstance(value, list):
-            flags += [f"--{key}", *map(str, value)]
-        else:
-            flags.append(f"--{key}={json.dumps(value) if isinstance(value, dict) else value}")
-    return flags
-
-
 class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
     """Shows defaults, and the example commands of a description as they are written."""
 
@@ -90,76 +98,140 @@ class _Parser(HfArgumentParser):
         raise UserError(f"{message}. See --help for the flags.")
 
 
-def parse_args(dataclass_types: Iterable[type], argv: Sequence[str] | None = None, description: str | None = None):
+@dataclass
+class Command:
+    """
+    A parsed command line.
+
+    Args:
+        groups (`tuple`): One instance for each type of flags.
+        given (`dict`): What recipes and flags set, defaults left out: a recipe that gives the same arguments again.
+        recipes (`list` of `str`): The recipes that were read.
+        notes (`list` of `str`): What was decided on the way and has to be said.
+    """
+
+    groups: tuple
+    given: dict[str, Any]
+    recipes: list[str]
+    notes: list[str] = field(default_factory=list)
+
+
+def parse_command(
+    dataclass_types: Iterable[type],
+    description: str | None = None,
+    default_recipe: str | Path | None = None,
+    quick_start: str | Path | None = None,
+    argv: Sequence[str] | None = None,
+) -> Command:
     """
     Parse recipes and flags into dataclasses.
 
     Args:
         dataclass_types (iterable of dataclass types):
             The groups of flags that the script takes, one dataclass each.
-        argv (sequence of `str`, *optional*):
-            The arguments, by default those of the process.
         description (`str`, *optional*):
             The first lines of `--help`.
+        default_recipe (`str` or `Path`, *optional*):
+            Read first if the command line names no recipe.
+        quick_start (`str` or `Path`, *optional*):
+            Read in its place if the command line is empty.
+        argv (sequence of `str`, *optional*):
+            The arguments, by default those of the process.
 
     Returns:
-        `tuple`: one instance for each type in `dataclass_types`.
+        [`Command`]
 
     Raises:
-        UserError: for an unknown flag or recipe key, a value of the wrong type, a missing recipe or a missing flag.
+        UserError: for an unknown flag or recipe key, a value of the wrong type, flags that contradict each other, a
+            missing recipe or a missing flag.
     """
-    parser = _build_parser(dataclass_types, description)
-    try:
-        return parser.parse_args_into_dataclasses(_read_flags(parser, argv), look_for_args_file=False)
-    except UserError:
-        raise
-    except (ValueError, TypeError, ImportError) as error:
-        # TrainingArguments and our own dataclasses check their fields against each other in `__post_init__`.
-        raise UserError(one_line(error)) from error
-
-
-def given_arguments(dataclass_types: Iterable[type], argv: Sequence[str] | None = None) -> dict[str, Any]:
-    """
-    What recipes and flags set, defaults left out: a recipe that gives the same arguments again.
-
-    Args:
-        dataclass_types (iterable of dataclass types): As for [`parse_args`].
-        argv (sequence of `str`, *optional*): The arguments, by default those of the process.
-
-    Returns:
-        `dict`: flag to value.
-
-    Raises:
-        UserError: as [`parse_args`].
-    """
-    parser = _build_parser(dataclass_types)
-    flags = _read_flags(parser, argv)
-    names = {flag.split("=")[0] for flag in flags if flag.startswith("--")}
-    values = vars(parser.parse_args(flags))
-    return {a.dest: values[a.dest] for a in parser._actions if names & set(a.option_strings) and a.dest in values}
-
-
-def _build_parser(dataclass_types: Iterable[type], description: str | None = None) -> _Parser:
-    return _Parser(
+    argv = list(sys.argv[1:] if argv is None else argv)
+    parser = _Parser(
         cast(Any, dataclass_types),
         allow_abbrev=False,
         description=description,
         formatter_class=_HelpFormatter,
         epilog="--recipe YAML ...: files of flags, read from left to right; flags on the command line come last.",
     )
-
-
-def _read_flags(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> list[str]:
-    """The flags of the recipes that `argv` names, then its own."""
-    recipes = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    recipes.add_argument("--recipe", nargs="+", action="extend", default=[])
-    known, flags = recipes.parse_known_args(sys.argv[1:] if argv is None else argv)
+    recipe_parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    recipe_parser.add_argument("--recipe", nargs="+", action="extend", default=[])
+    known, flags = recipe_parser.parse_known_args(argv)
+    default = quick_start if quick_start is not None and not argv else default_recipe
+    recipes = [str(path) for path in known.recipe or ([] if default is None else [default])]
     names = {option.lstrip("-") for action in parser._actions for option in action.option_strings}
-    for path in known.recipe:
-        unknown = sorted(set(load_recipe(path)) - names)
+    sources: list[tuple[str, dict[str, Any]]] = [(path, load_recipe(path)) for path in recipes]
+    for path, recipe in sources:
+        unknown = sorted(set(recipe) - names)
         if unknown:
             raise UserError(f"{path}: no such flag: {', '.join(unknown)}. See --help for the flags.")
-    return [flag for path in known.recipe for flag in recipe_to_flags(path)] + flags
+    notes = _settle(sources, _flag_values(flags))
+    # Recipes are read through, so that of a value that stands in several the last one holds.
+    merged = {key: value for _, recipe in sources for key, value in recipe.items()}
+    flags = [*recipe_to_flags(merged), *flags]
+    try:
+        groups = parser.parse_args_into_dataclasses(flags, look_for_args_file=False)
+    except UserError:
+        raise
+    except (ValueError, TypeError, ImportError) as error:
+        # TrainingArguments and our own dataclasses check their fields against each other in `__post_init__`.
+        raise UserError(one_line(error)) from error
+    given_names = {flag.split("=")[0] for flag in flags if flag.startswith("--")}
+    values = vars(parser.parse_args(flags))
+    given = {a.dest: values[a.dest] for a in parser._actions if given_names & set(a.option_strings)}
+    given = {name: value for name, value in given.items() if name in values}
+    return Command(groups, given, recipes, notes)
+
+
+def parse_args(dataclass_types: Iterable[type], argv: Sequence[str] | None = None, description: str | None = None):
+    """The groups of [`parse_command`], without a default recipe."""
+    return parse_command(dataclass_types, description, argv=argv).groups
+
+
+def given_arguments(dataclass_types: Iterable[type], argv: Sequence[str] | None = None) -> dict[str, Any]:
+    """What recipes and flags set, see [`Command`]."""
+    return parse_command(dataclass_types, argv=argv).given
+
+
+def recipe_to_flags(recipe: dict[str, Any]) -> list[str]:
+    """Write a recipe as command-line flags; lists become several values, mappings become JSON."""
+    flags = []
+    for key, value in recipe.items():
+        if isinstance(value, list):
+            flags += [f"--{key}", *map(str, value)]
+        else:
+            flags.append(f"--{key}={json.dumps(value) if isinstance(value, dict) else value}")
+    return flags
+
+
+def _flag_values(flags: Sequence[str]) -> dict[str, str | None]:
+    """The flags of a command line with their first value, if they have one."""
+    values: dict[str, str | None] = {}
+    for flag, following in zip(flags, [*flags[1:], "--"], strict=False):
+        if flag.startswith("--"):
+            name, _, value = flag[2:].partition("=")
+            values[name] = value or (None if following.startswith("--") else following)
+    return values
+
+
+def _settle(sources: Sequence[tuple[str, dict[str, Any]]], flags: dict[str, str | None]) -> list[str]:
+    """Take out of recipes what later sources contradict, and what this machine has not; returns what must be said."""
+    for number, (name, source) in enumerate([*sources, ("The command line", flags)]):
+        for rivals in RIVALS:
+            # Steps below 1 mean that epochs count.
+            there = [key for key in rivals if key in source and not str(source[key]).startswith("-")]
+            if len(there) > 1:
+                raise UserError(f"{name} gives --{' and --'.join(there)}, which contradict each other; give one.")
+            for _, earlier in sources[:number]:
+                for key in rivals:
+                    if there and key not in there:
+                        earlier.pop(key, None)
+    notes = []
+    if not torch.accelerator.is_available():
+        for key in _PRECISIONS:
+            asking = [recipe for _, recipe in sources if recipe.pop(key, False)]
+            if asking and key not in flags:
+                notes.append(f"The recipe asks for {key}, which needs an accelerator: training in float32.")
+    return notes
 
 
 def one_line(error: BaseException) -> str:
@@ -168,9 +240,24 @@ def one_line(error: BaseException) -> str:
 
 
 def run_script(main: Callable[[], None]) -> None:
-    """Call `main`; a `UserError` ends the process with status 2 and its one line instead of a traceback."""
+    """
+    Call `main`; a `UserError` ends the process with status 2 and its one line instead of a traceback.
+
+    So does an interruption from the keyboard, with status 130, and a full disk.
+    """
+    name = Path(sys.argv[0]).name
     try:
         main()
     except UserError as error:
-        print(f"{Path(sys.argv[0]).name}: error: {error}", file=sys.stderr)
-        sys.exit(2)
+        status, message = 2, str(error)
+    except KeyboardInterrupt:
+        status, message = 130, "interrupted; the same command goes on where it stopped."
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        status, message = 2, "the disk is full; make room, and the same command goes on where it stopped."
+    else:
+        return
+    sys.stdout.flush()
+    print(f"{name}: error: {message}" if status == 2 else f"{name}: {message}", file=sys.stderr, flush=True)
+    sys.exit(status)

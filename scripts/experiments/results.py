@@ -1,33 +1,83 @@
-"""Results: files that are there as a whole or not at all, and where their numbers come from."""
+"""Results: files that are there as a whole or not at all, tables, and where their numbers come from."""
 
 import json
 import os
 import platform
+import shlex
 import subprocess
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from experiments.arguments import ROOT, UserError, one_line
+
 
 # Of the environment: they say how memory is taken and given back, which changes times on processors.
 _ALLOCATOR_VARIABLES = ("GLIBC_TUNABLES", "MALLOC_")
 
 
+@dataclass
+class ResultsArguments:
+    """Where a table goes."""
+
+    results_dir: str = field(default="runs/results", metadata={"help": "Folder of the table, its data and pictures."})
+
+
 def write_atomically(path: str | Path, text: str) -> None:
-    """Write a text file so that it is there as a whole or not at all."""
+    """Write a text file so that it is there as a whole or not at all, also where the disk is full."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)
+    try:
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def write_json(path: str | Path, values: Any) -> None:
-    """Write JSON as [`write_atomically`] does."""
-    write_atomically(path, json.dumps(values, indent=2, ensure_ascii=False) + "\n")
+    """
+    Write JSON as [`write_atomically`] does.
+
+    Raises:
+        ValueError: if a value is not a finite number, which JSON does not know.
+    """
+    write_atomically(path, json.dumps(values, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def read_json(path: str | Path) -> Any:
+    """
+    The contents of a JSON file.
+
+    Raises:
+        UserError: if it cannot be read.
+    """
+    try:
+        return json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read ({one_line(error)}); mend the file or remove it.") from error
+
+
+def format_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Lines of a Markdown table whose columns are aligned for a terminal."""
+    cells = [list(header), *map(list, rows)]
+    widths = [max(3, *(len(row[column]) for row in cells)) for column in range(len(header))]
+    lines = [
+        "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in cells
+    ]
+    return [lines[0], "|" + "|".join("-" * (width + 2) for width in widths) + "|", *lines[1:]]
+
+
+def command_line() -> str:
+    """How this process was started, as it stands beside a table; the script by its path in the project."""
+    script = Path(sys.argv[0]).resolve()
+    name = script.relative_to(ROOT) if script.is_relative_to(ROOT) else script.name
+    return shlex.join(["python", str(name), *sys.argv[1:]])
 
 
 def describe_environment() -> dict[str, Any]:
@@ -44,13 +94,13 @@ def describe_environment() -> dict[str, Any]:
     }
 
 
-def format_origin(script: str, environment: dict[str, Any], commits: Iterable[Any]) -> str:
-    """One sentence under a table: what wrote it, from which code, with which versions and on which machine."""
+def format_origin(environment: dict[str, Any], command: str, commits: Iterable[Any]) -> str:
+    """What stands under a table: the command that wrote it, from which code, with which versions, on which machine."""
     versions = ", ".join(f"{key} {environment[key]}" for key in ("python", "torch", "transformers"))
     allocator = [f", {name}={environment[name]}" for name in environment if name.startswith(_ALLOCATOR_VARIABLES)]
     return (
-        f"Written by `scripts/{script}` at {', '.join(map(str, commits))}: {versions}, {environment['device']}, "
-        f"{environment['threads']} thread(s){''.join(allocator)}."
+        f"Written by the command below at {', '.join(map(str, commits))}: {versions}, {environment['device']}, "
+        f"{environment['threads']} thread(s){''.join(allocator)}.\n\n```bash\n{command}\n```"
     )
 
 
@@ -65,10 +115,15 @@ def _processor_name() -> str:
 
 def _commit() -> str | None:
     """The commit of the source tree, with a + if files in it have changed; None outside a git checkout."""
-    git = ["git", "-C", str(Path(__file__).parent)]
+    git = ["git", "-C", str(ROOT)]
     try:
         commit = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True)
-        changes = subprocess.run([*git, "status", "--porcelain"], capture_output=True, text=True, check=True)
+        changes = subprocess.run(
+            [*git, "status", "--porcelain", "--", "modeling_sktformer", "scripts", "configuration"],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
     except (OSError, subprocess.CalledProcessError):
         return None
     return commit.stdout.strip() + ("+" if changes.stdout.strip() else "")
