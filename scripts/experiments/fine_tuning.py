@@ -1,4 +1,26 @@
-"""Fine-tuning on a GLUE task: one seed or many, at fixed values or over the paper's grid."""
+"""
+Fine-tuning of any task: one seed or many, at fixed values or over a grid, on one device or several.
+
+Nothing here knows a task. A script describes what it trains as a [`Job`] and hands it over:
+
+    group = parse_command((MyDataArguments, CheckpointArguments, FineTuningArguments), __doc__, BASE_RECIPE)
+    ...
+    identity = {"data": fingerprint_rows(train, validation), "checkpoint": fingerprint_checkpoint(name, revision), ...}
+    finished = check_job(folder, identity, training, inputs)   # before anything is written: raises, or says if done
+    metrics = run_job(job, folder, training, started)          # all trials that are not finished; the job's metrics
+    best = best_trial(folder)                                  # the folder with the best model, for predictions
+
+A job has one trial, or several (`--seeds`, `--search`). Each trial is a run of its own, with its folder, its identity,
+its lock and its run in the trackers: the job's folder where there is one, else `seed-N` or `epochs-E-rate-R-batch-B`
+below it. A trial that is cut short is resumed, a finished one is skipped, so `--seeds 3` may grow to `--seeds 5`.
+A trial's folder holds model, tokenizer, `metrics.json`, `all_results.json`, `trainer_state.json`, `curve.png` and the
+card; a job of several trials has `metrics.json` (median or best) and `curve.png` in its own folder.
+
+`metrics.json` of a trial: `name`, `folder`, `job`, `score` (of the first evaluation part), `seed`, `global_batch_size`,
+`eval_*` of the first evaluation part, `eval_<part>_*` of the others (without `validation_`), `train_examples`,
+`eval_examples`, `model_type`, `parameters`, `seconds`, `environment`, `history`, and what `Job.facts` adds. Of several:
+`kind` ("seeds" or "search"), `score`, `std` (seeds), `scores`, `best` (a trial's name), `trials`, and the facts.
+"""
 
 import copy
 import inspect
@@ -8,7 +30,7 @@ import logging
 import shutil
 import statistics
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -20,6 +42,7 @@ from datasets import Dataset
 from tqdm import tqdm
 from transformers import (
     DataCollatorWithPadding,
+    EvalPrediction,
     PreTrainedModel,
     PreTrainedTokenizerBase,
     Trainer,
@@ -100,6 +123,42 @@ class FineTuningArguments(RunArguments):
             )
         if self.search and not (self.search_epochs and self.search_learning_rates and self.search_batch_sizes):
             raise UserError("--search needs at least one value for each of its --search_* flags.")
+
+
+@dataclass(frozen=True)
+class Job:
+    """
+    One thing to fine-tune on.
+
+    Args:
+        name (`str`): Of its folder, its row and its run in trackers.
+        title (`str`): In pictures and messages.
+        build_model (callable): Gives the model to start from; called once a trial, after the seed is set.
+        splits (`dict` of `str` to `Dataset`): Encoded examples: `train` if it trains; every other one is an evaluation
+            part, and the first of these gives the score.
+        collator (callable): Makes a batch of a list of examples.
+        processing_class (any): What is saved with the model, a tokenizer for example.
+        compute_metrics (callable): Takes an `EvalPrediction`, gives the metrics and, among them, `score`, the number
+            by which trials are compared (more is better).
+        shown (`tuple` of `str`): The metrics to show.
+        identity (`dict`): What decides the result beside the arguments of the Trainer: fingerprints of data and
+            checkpoint, changes of the model, the length of the inputs.
+        facts (`dict`): What `metrics.json` records beside the measurements: `started_from` (a name, no path),
+            `is_partial`, ...
+        write_card (callable): Takes the folder, the trial's metrics and its arguments, and writes `README.md`.
+    """
+
+    name: str
+    title: str
+    build_model: Callable[[], PreTrainedModel]
+    splits: dict[str, Dataset]
+    collator: Callable[[list[Any]], dict[str, Any]]
+    processing_class: Any
+    compute_metrics: Callable[[EvalPrediction], dict[str, float]]
+    shown: tuple[str, ...]
+    identity: dict[str, Any]
+    facts: dict[str, Any]
+    write_card: Callable[[Path, dict[str, Any], dict[str, Any]], None]
 
 
 @dataclass(frozen=True)
