@@ -1,24 +1,63 @@
-"""The folder of a run: its arguments, its metrics and the rule by which it is resumed and never overwritten."""
+"""
+The folder of a run: what the run is, what it has measured, and the rule by which it goes on and is never overwritten.
 
+A run is what decides its result: data, model, optimisation, global batch and seed. Everything else may change when it
+is started again, and it may be made longer.
+"""
+
+import glob
+import json
+import logging
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import yaml
+from filelock import FileLock, Timeout
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from experiments.arguments import UserError
-from experiments.results import write_atomically
+from experiments.results import write_atomically, write_json
 
+
+logger = logging.getLogger(__name__)
+
+State: TypeAlias = Literal["new", "resumed", "grown", "finished"]
 
 ARGUMENTS_FILE = "arguments.yaml"
 METRICS_FILE = "metrics.json"
-
-# What may differ between the first and the second half of a run that was cut in two.
-_FREE_ARGUMENTS = {"output_dir", "disable_tqdm", "dataloader_num_workers", "test_file"}
+RUN_FILE = "run.json"
 # What is said about one start and is no part of the run, and what must not be written down.
 _UNRECORDED_ARGUMENTS = {"overwrite", "resume_from_checkpoint", "hub_token"}
+
+
+@dataclass(frozen=True)
+class RunIdentity:
+    """
+    What makes a run this one and not another.
+
+    Args:
+        decides (`dict`):
+            What decides the result, by name: numbers, words, fingerprints of data; compared for equality.
+        length (`dict`):
+            `max_steps` and `num_train_epochs`, which may grow; the second counts where the first is below 1.
+        precision (`str`):
+            Type of the products, which may change with a warning.
+    """
+
+    decides: dict[str, Any]
+    length: dict[str, float]
+    precision: str = "float32"
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """All of it as JSON gives it back."""
+        return json.loads(
+            json.dumps({"decides": self.decides, "length": self.length, "precision": self.precision}, default=str)
+        )
 
 
 def recorded_arguments(given: dict[str, Any]) -> dict[str, Any]:
@@ -26,93 +65,172 @@ def recorded_arguments(given: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in given.items() if name not in _UNRECORDED_ARGUMENTS}
 
 
-def check_run_folder(folder: str | Path, arguments: dict[str, Any], overwrite: bool, inputs: Iterable[str]) -> None:
+def folder_state(folder: str | Path, identity: RunIdentity) -> State:
     """
-    Check that a run may use a folder, and write nothing.
+    What a folder holds of a run.
 
-    A new or empty folder may be taken, and so may one that holds the same run, cut short, which is resumed. With
-    `overwrite` a folder that holds another run, or this one finished, may be emptied.
-
-    Args:
-        folder (`str` or `Path`): The output folder.
-        arguments (`dict`): The run's [`recorded_arguments`].
-        overwrite (`bool`): Whether another run in the folder may be deleted.
-        inputs (iterable of `str`): Paths that the run reads, which must not be deleted with the folder.
+    Returns:
+        `str`: `"new"` (nothing), `"resumed"` (the run, cut short), `"finished"`, or `"grown"` (a run that was finished
+        and is now asked for more steps).
 
     Raises:
-        UserError: if the folder holds another run, a finished run or other files.
+        UserError: if it holds another run or other files.
     """
     folder = Path(folder)
     if folder.exists() and not folder.is_dir():
         raise UserError(f"--output_dir {folder} is a file; name a folder.")
-    if not folder.exists() or not any(folder.iterdir()):
-        return
-    if not (folder / ARGUMENTS_FILE).is_file():
+    if not folder.exists() or all(path.name.startswith(".") for path in folder.iterdir()):
+        return "new"
+    if not (folder / RUN_FILE).is_file():
         raise UserError(f"--output_dir {folder} holds files that are no run of this script; choose another folder.")
-    obstacle = _obstacle(folder, arguments)
-    if obstacle is None:
-        return
-    if not overwrite:
+    try:
+        earlier = json.loads((folder / RUN_FILE).read_text(encoding="utf-8"))
+        changes = _changes(earlier["decides"], identity.values["decides"])
+        before, now = (_steps(length) for length in (earlier["length"], identity.length))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(
-            f"--output_dir {folder} holds {obstacle}; choose another folder, or pass --overwrite to delete it."
+            f"--output_dir {folder} holds a run whose {RUN_FILE} cannot be read; choose another folder, or pass "
+            "--overwrite to delete it."
+        ) from error
+    if before[0] != now[0] or now[1] < before[1]:
+        changes.append(f"{before[0]}: {before[1]:g} there, {now[0]}: {now[1]:g} here, and no run can be shortened")
+    if changes:
+        raise UserError(
+            f"--output_dir {folder} holds another run ({'; '.join(changes)}); choose another folder, or pass "
+            "--overwrite to delete it."
         )
-    for needed in (Path.cwd(), *map(Path, inputs)):
-        if needed.exists() and needed.resolve().is_relative_to(folder.resolve()):
-            raise UserError(f"--overwrite would delete {needed}, which this run needs; choose another --output_dir.")
+    if earlier.get("precision") != identity.precision:
+        logger.warning("The run began in %s and goes on in %s.", earlier.get("precision"), identity.precision)
+    if not (folder / METRICS_FILE).is_file():
+        return "resumed"
+    return "grown" if now[1] > before[1] else "finished"
 
 
-def is_finished_run(folder: str | Path, arguments: dict[str, Any]) -> bool:
-    """Whether a folder holds the run with these [`recorded_arguments`], finished."""
-    return (Path(folder) / METRICS_FILE).is_file() and _changes(Path(folder), arguments) == []
-
-
-def claim_run_folder(folder: str | Path, arguments: dict[str, Any]) -> bool:
+def check_run_folder(
+    folder: str | Path, identity: RunIdentity, overwrite: bool = False, inputs: Iterable[str] = ()
+) -> State:
     """
-    Take a folder that [`check_run_folder`] has let pass; `arguments.yaml` then records the run.
+    Check that a run may use a folder, and write nothing.
+
+    Args:
+        folder (`str` or `Path`): The output folder.
+        identity ([`RunIdentity`]): The run.
+        overwrite (`bool`, *optional*): Whether another run in the folder, or this one finished, may be deleted.
+        inputs (iterable of `str`, *optional*): Paths and patterns that the run reads, never deleted with the folder.
 
     Returns:
-        `bool`: whether the run begins here, and is not one that is resumed.
+        `str`: as [`folder_state`]; `"new"` where a run is to be deleted first.
 
     Raises:
-        UserError: if the folder cannot be written.
+        UserError: as [`folder_state`], or if deleting would take what the run needs.
     """
     folder = Path(folder)
     try:
-        if (folder / ARGUMENTS_FILE).is_file():
-            if _obstacle(folder, arguments) is None:
-                return False
-            shutil.rmtree(folder)
-        write_atomically(folder / ARGUMENTS_FILE, yaml.safe_dump(arguments, sort_keys=False, allow_unicode=True))
+        state = folder_state(folder, identity)
+    except UserError:
+        if not overwrite or not (folder / RUN_FILE).is_file():
+            raise
+        state = "finished"
+    if not overwrite or state in ("new", "resumed"):
+        return state
+    needed = [Path.cwd(), *(Path(path) for name in inputs for path in glob.glob(name, recursive=True) or [name])]
+    for path in needed:
+        if path.exists() and path.resolve().is_relative_to(folder.resolve()):
+            raise UserError(f"--overwrite would delete {path}, which this run needs; choose another --output_dir.")
+    return "new"
+
+
+@contextmanager
+def claim_run_folder(
+    folder: str | Path, identity: RunIdentity, arguments: dict[str, Any], overwrite: bool = False
+) -> Iterator[State]:
+    """
+    Hold a folder that [`check_run_folder`] has let pass for as long as the run lasts.
+
+    `run.json` then says what the run is and `arguments.yaml` how it was started. A folder that was new is left as it
+    was if the run ends with a `UserError` before its first checkpoint.
+
+    Args:
+        folder (`str` or `Path`), identity ([`RunIdentity`]), overwrite (`bool`): As for [`check_run_folder`].
+        arguments (`dict`): The run's [`recorded_arguments`].
+
+    Yields:
+        `str`: as [`check_run_folder`].
+
+    Raises:
+        UserError: if another process holds the folder, or it cannot be written.
+    """
+    folder = Path(folder)
+    try:
+        existed = folder.exists()
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(folder / ".lock")
+        lock.acquire(timeout=0)
+    except Timeout as error:
+        raise UserError(
+            f"Another process is at work in --output_dir {folder}; wait for it, or choose another folder."
+        ) from error
     except OSError as error:
         raise UserError(f"--output_dir {folder} cannot be written ({error.strerror}).") from error
-    return True
-
-
-def _obstacle(folder: Path, arguments: dict[str, Any]) -> str | None:
-    """Why a folder with a run cannot be gone on with."""
-    changes = _changes(folder, arguments)
-    if changes is None:
-        return f"a run whose {ARGUMENTS_FILE} cannot be read"
-    if changes:
-        return f"another run ({', '.join(changes)})"
-    return "this very run, finished" if (folder / METRICS_FILE).is_file() else None
-
-
-def _changes(folder: Path, arguments: dict[str, Any]) -> list[str] | None:
-    """In what the run in a folder differs from one with `arguments`; None if that cannot be read."""
     try:
-        earlier = yaml.safe_load((folder / ARGUMENTS_FILE).read_text(encoding="utf-8")) or {}
-    except (yaml.YAMLError, OSError):
-        return None
-    return [
-        f"{name}: {earlier.get(name, 'default')} there, {arguments.get(name, 'default')} here"
-        for name in sorted(set(earlier) | set(arguments))
-        if name not in _FREE_ARGUMENTS and earlier.get(name) != arguments.get(name)
-    ]
+        state = check_run_folder(folder, identity, overwrite)
+        if state == "new":
+            _empty(folder)
+        elif state == "grown":
+            (folder / METRICS_FILE).unlink()
+        if state != "finished":
+            write_json(folder / RUN_FILE, identity.values)
+            write_atomically(folder / ARGUMENTS_FILE, yaml.safe_dump(arguments, sort_keys=False, allow_unicode=True))
+        try:
+            yield state
+        except UserError:
+            if state == "new" and find_checkpoint(folder) is None:
+                _empty(folder)
+                (folder / ".lock").unlink(missing_ok=True)
+                if not existed:
+                    folder.rmdir()
+            raise
+    finally:
+        lock.release()
 
 
 def find_checkpoint(folder: str | Path) -> str | None:
     """The newest complete checkpoint of a run: the Trainer writes `trainer_state.json` last."""
     states = Path(folder).glob(f"{PREFIX_CHECKPOINT_DIR}-*/trainer_state.json")
-    checkpoints = sorted((state.parent for state in states), key=lambda path: int(path.name.rsplit("-", 1)[1]))
+    checkpoints = sorted(
+        (state.parent for state in states if _is_json(state)), key=lambda path: int(path.name.rsplit("-", 1)[1])
+    )
     return str(checkpoints[-1]) if checkpoints else None
+
+
+def _is_json(path: Path) -> bool:
+    """Whether a file holds whole JSON: not so where the disk was full."""
+    try:
+        json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        return False
+    return True
+
+
+def _empty(folder: Path) -> None:
+    """Delete what is in a folder but for the lock that is held."""
+    for path in folder.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        elif path.name != ".lock":
+            path.unlink()
+
+
+def _steps(length: dict[str, float]) -> tuple[str, float]:
+    """How long a run is to last, and in what."""
+    name = "max_steps" if length.get("max_steps", -1) > 0 else "num_train_epochs"
+    return name, float(length[name])
+
+
+def _changes(earlier: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """In what a run differs from another, in words."""
+    return [
+        f"{name}: {earlier.get(name, 'none')} there, {now.get(name, 'none')} here"
+        for name in sorted({*earlier, *now})
+        if earlier.get(name) != now.get(name)
+    ]

@@ -1,18 +1,57 @@
-"""What all training scripts share: the arguments of a run, checks before it begins, and the time of its steps."""
+"""What all training scripts share: the arguments of a run, checks before it begins, the Trainer and its report."""
 
+import importlib
+import logging
+import math
 import os
+import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import datasets
 import numpy as np
 import torch
+import transformers
 from huggingface_hub import upload_folder, whoami
 from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError, OfflineModeIsEnabled
-from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainingArguments
+from transformers.integrations import get_reporting_integration_callbacks
+from transformers.trainer_utils import EvalLoopOutput, HubStrategy
 
 from experiments.arguments import UserError, one_line
+from experiments.run_folder import ARGUMENTS_FILE, RUN_FILE, RunIdentity
+
+
+logger = logging.getLogger(__name__)
+
+STAGES = ("do_train", "do_eval", "do_predict")
+# The arguments of the Trainer that decide a result, beside the number of steps and the global batch.
+_DECISIVE = (
+    "seed",
+    "data_seed",
+    "learning_rate",
+    "lr_scheduler_type",
+    "lr_scheduler_kwargs",
+    "warmup_steps",
+    "weight_decay",
+    "optim",
+    "optim_args",
+    "adam_beta1",
+    "adam_beta2",
+    "adam_epsilon",
+    "max_grad_norm",
+    "label_smoothing_factor",
+    "neftune_noise_alpha",
+    "train_sampling_strategy",
+    "dataloader_drop_last",
+    "load_best_model_at_end",
+    "metric_for_best_model",
+    "early_stopping_patience",
+)
+# Files of a run that say where things lie on the machine it was made on.
+_LOCAL_FILES = [ARGUMENTS_FILE, RUN_FILE, "training_args.bin", "trainer_state.json", "checkpoint-*", "tokenizer/*"]
 
 
 @dataclass
@@ -28,29 +67,57 @@ class RunArguments(TrainingArguments):
             "help": "Sequences per optimizer step over all devices; gradient accumulation is worked out from it."
         },
     )
+    num_threads: int | None = field(
+        default=None,
+        metadata={
+            "help": "Threads of each process on a processor. By default OMP_NUM_THREADS, or all cores where a launcher "
+            "has set that to 1 by itself."
+        },
+    )
+    license: str = field(default="apache-2.0", metadata={"help": "Licence of the weights, for the model card."})
+    language: str = field(default="en", metadata={"help": "Language of the text, for the model card."})
 
 
-def check_run_arguments(training: RunArguments) -> None:
+def prepare(training: RunArguments, given: dict[str, Any]) -> None:
     """
-    Work out gradient accumulation, and refuse combinations that would train something else than what was asked.
+    Set up logging, bars and threads, work out stages and gradient accumulation, and refuse what would fail late or
+    train something else than was asked for.
+
+    Args:
+        training ([`RunArguments`]): Changed in place.
+        given (`dict`): The arguments that recipes and flags set.
 
     Raises:
-        UserError: if the processes would not train together, a checkpoint to go on from is none, or the batch cannot
-            be divided among the devices.
+        UserError: for values that cannot work, trackers that are not installed, processes that would not train
+            together, or a batch that cannot be divided among the devices.
     """
-    if not 0 <= training.seed < 2**32:
-        raise UserError(f"--seed {training.seed} must lie between 0 and {2**32 - 1}.")
+    logging.basicConfig(format="%(message)s", level=logging.INFO if training.should_log else logging.WARNING)
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    if training.disable_tqdm or not training.should_log or not sys.stderr.isatty():
+        # In a log file every step of a bar would be a line.
+        training.disable_tqdm = True
+        datasets.disable_progress_bars()
+        transformers.utils.logging.disable_progress_bar()
+    if not any(given.get(stage) for stage in STAGES):
+        training.do_train = training.do_eval = True
+    elif not given.get("do_eval"):
+        training.do_eval = False  # which the Trainer's arguments switch on with --eval_strategy
+    training.logging_nan_inf_filter = False  # which would show a loss of 0 where there is none
+    _check_values(training)
+    _check_trackers(training)
     if training.hub_token is not None:
         # Where the library looks for it too: the Trainer saves its arguments beside the model, to be pushed with it.
         os.environ["HF_TOKEN"], training.hub_token = training.hub_token, None
-    # Asking for the device joins the process group, without which the world is one process.
-    training.dataloader_pin_memory = training.dataloader_pin_memory and training.device.type == "cuda"
-    processes = int(os.environ.get("WORLD_SIZE", "1"))
-    if processes > training.world_size:
-        raise UserError(
-            f"{processes} processes were launched but each would train alone: there is no accelerator for them. "
-            "Add --use_cpu to train on processors."
-        )
+    if training.push_to_hub:
+        if "hub_strategy" in given and training.hub_strategy != HubStrategy.END:
+            raise UserError(
+                f"--hub_strategy {training.hub_strategy.value} uploads a folder as it is, with the paths of this "
+                "machine in it; leave it out: a run is uploaded when it is finished."
+            )
+        training.hub_strategy = HubStrategy.END
+        _check_hub_access(training.hub_token)
+    _check_processes(training)
+    _set_threads(training)
     checkpoint = training.resume_from_checkpoint
     if str(checkpoint).lower() == "true":
         training.resume_from_checkpoint = None  # which is what happens anyway: the folder's newest is looked for
@@ -58,6 +125,24 @@ def check_run_arguments(training: RunArguments) -> None:
         raise UserError(f"--resume_from_checkpoint {checkpoint} is no folder; leave it out to go on with the newest.")
     if training.global_batch_size is not None:
         training.gradient_accumulation_steps = accumulation_steps(training, training.global_batch_size)
+
+
+def training_identity(training: TrainingArguments, decides: dict[str, Any]) -> RunIdentity:
+    """
+    The identity of a run: what the Trainer's arguments decide, and `decides` (data, model).
+
+    Evaluation and saving belong to it where the best checkpoint is kept, and not else.
+    """
+    values = {name: getattr(training, name) for name in _DECISIVE if hasattr(training, name)}
+    values["global_batch_size"] = (
+        training.train_batch_size * training.world_size * training.gradient_accumulation_steps
+    )
+    if training.load_best_model_at_end:
+        values |= {name: getattr(training, name) for name in ("eval_strategy", "eval_steps")}
+    values = {name: getattr(value, "value", value) for name, value in values.items()}
+    length = {"max_steps": training.max_steps, "num_train_epochs": training.num_train_epochs}
+    precision = "bfloat16" if training.bf16 else "float16" if training.fp16 else "float32"
+    return RunIdentity(values | decides, length, precision)
 
 
 def accumulation_steps(training: TrainingArguments, global_batch_size: int) -> int:
@@ -78,12 +163,41 @@ def accumulation_steps(training: TrainingArguments, global_batch_size: int) -> i
     return steps
 
 
-def check_hub_access(token: str | None) -> None:
-    """Find out now, and not after hours of training, that nothing can be uploaded."""
-    try:
-        whoami(token=token)
-    except (HfHubHTTPError, LocalTokenNotFoundError, OfflineModeIsEnabled, OSError) as error:
-        raise UserError(f"--push_to_hub cannot reach the Hub as a user: {one_line(error)}") from error
+def announce(**facts: str) -> None:
+    """Say what is about to run, a line for each fact: model, recipe, data, steps, devices."""
+    for name, fact in facts.items():
+        logger.info("%s %s", f"{name.capitalize()}:".ljust(9), fact)
+
+
+def describe_model(model: PreTrainedModel, origin: str) -> str:
+    """Words for [`announce`]: what is trained, how large it is and where it comes from."""
+    return f"{model.config.model_type}, {model.num_parameters():,} parameters, {origin}"
+
+
+def describe_recipe(recipes: list[str], training: TrainingArguments) -> str:
+    """Words for [`announce`]: the recipes, and the values that matter most."""
+    names = ", ".join(recipes) or "no recipe"
+    schedule = getattr(training.lr_scheduler_type, "value", training.lr_scheduler_type)
+    return f"{names}; learning rate {training.learning_rate:g} ({schedule}), seed {training.seed}"
+
+
+def describe_steps(training: TrainingArguments, num_examples: int | None) -> str:
+    """Words for [`announce`]: how many steps of how many sequences; `num_examples` is None for a stream."""
+    batch = training.train_batch_size * training.world_size * training.gradient_accumulation_steps
+    steps, epochs = training.max_steps, training.num_train_epochs
+    if num_examples is not None:
+        per_epoch = max(1, math.ceil(num_examples / batch))
+        steps, epochs = (steps, steps / per_epoch) if steps > 0 else (math.ceil(epochs * per_epoch), epochs)
+    passes = "" if num_examples is None else f", {epochs:.3g} pass(es) over the data"
+    return f"{steps:,} of {batch} sequences{passes}"
+
+
+def describe_devices(training: TrainingArguments) -> str:
+    """Words for [`announce`]: what it runs on."""
+    kind = training.device.type
+    name = torch.cuda.get_device_name() if kind == "cuda" else f"{torch.get_num_threads()} thread(s)"
+    precision = training_identity(training, {}).precision
+    return f"{training.world_size} x {kind} ({name}), {precision}"
 
 
 def upload_run(trainer: Trainer, folder: str | Path, message: str) -> None:
@@ -95,8 +209,15 @@ def upload_run(trainer: Trainer, folder: str | Path, message: str) -> None:
             token=trainer.args.hub_token,
             revision=trainer.args.hub_revision,
             commit_message=message,
-            ignore_patterns=["checkpoint-*", "tokenizer/*", "*.lock"],
+            ignore_patterns=[*_LOCAL_FILES, "*.lock", ".*"],
         )
+
+
+def finish_trackers(training: TrainingArguments) -> None:
+    """End the trackers' run, so that the next training of this process begins one of its own."""
+    if training.process_index == 0:
+        for name in {"wandb", "trackio"} & set(training.report_to):
+            importlib.import_module(name).finish()
 
 
 def leave_process_group() -> None:
@@ -105,15 +226,47 @@ def leave_process_group() -> None:
         torch.distributed.destroy_process_group()
 
 
-def share_buffers(trainer: Trainer) -> None:
-    """
-    Give all processes the first one's buffers before an evaluation.
+class ExperimentTrainer(Trainer):
+    """A Trainer that evaluates one model on all processes, without a trace, and stops where training diverges."""
 
-    Running statistics of a batch norm differ between processes after a step; the first one's are saved.
-    """
-    if torch.distributed.is_initialized():
-        for buffer in trainer.accelerator.unwrap_model(trainer.model).buffers():
-            torch.distributed.broadcast(buffer, src=0)
+    def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
+        """Evaluate; the generators of training are afterwards where they were, however often there is evaluation."""
+        self._share_buffers()
+        devices = [self.args.device] if self.args.device.type == "cuda" else []
+        with torch.random.fork_rng(devices):
+            return super().evaluation_loop(*args, **kwargs)
+
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        """
+        Log, on all processes alike.
+
+        Raises:
+            UserError: if a loss is not a finite number.
+        """
+        for name in ("loss", "eval_loss"):
+            if not math.isfinite(logs.get(name, 0.0)):
+                raise UserError(
+                    f"Training has diverged: {name} is {logs[name]} at step {self.state.global_step}; lower "
+                    f"--learning_rate ({self.args.learning_rate:g}) or raise --warmup_steps. No model was saved."
+                )
+        super().log(logs, *args, **kwargs)
+
+    def last_evaluation(self) -> dict[str, float] | None:
+        """What was measured behind the last step, if there was an evaluation; so that none is made twice."""
+        for entry in reversed(self.state.log_history):
+            if "eval_loss" in entry:
+                return dict(entry) if entry["step"] == self.state.global_step else None
+        return None
+
+    def _share_buffers(self) -> None:
+        """
+        Give all processes the first one's buffers.
+
+        Running statistics of a batch norm differ between processes after a step; the first one's are saved.
+        """
+        if torch.distributed.is_initialized():
+            for buffer in self.accelerator.unwrap_model(self.model).buffers():
+                torch.distributed.broadcast(buffer, src=0)
 
 
 class StepTimer(TrainerCallback):
@@ -139,3 +292,60 @@ class StepTimer(TrainerCallback):
             "step_time_ms": 1000 * float(np.median(self.wall[skipped:])),
             "step_cpu_time_ms": 1000 * float(np.median(self.cpu[skipped:])),
         }
+
+
+def _check_values(training: RunArguments) -> None:
+    if not 0 <= training.seed < 2**32:
+        raise UserError(f"--seed {training.seed} must lie between 0 and {2**32 - 1}.")
+    for name in ("learning_rate", "weight_decay", "max_grad_norm", "warmup_steps"):
+        value = getattr(training, name)
+        if not (math.isfinite(value) and value >= 0):
+            raise UserError(f"--{name} {value:g} must be a number of at least 0.")
+    if training.max_steps <= 0 and training.num_train_epochs <= 0:
+        raise UserError(f"--num_train_epochs {training.num_train_epochs:g} must be more than 0.")
+
+
+def _check_trackers(training: TrainingArguments) -> None:
+    """Find out now, and not after the data has been read, that a tracker is not installed."""
+    try:
+        for callback in get_reporting_integration_callbacks(training.report_to):
+            callback()
+    except (ImportError, RuntimeError, ValueError, AssertionError) as error:
+        raise UserError(f"--report_to {' '.join(training.report_to)}: {one_line(error)}") from error
+
+
+def _check_hub_access(token: str | None) -> None:
+    """Find out now, and not after hours of training, that nothing can be uploaded."""
+    try:
+        whoami(token=token)
+    except (HfHubHTTPError, LocalTokenNotFoundError, OfflineModeIsEnabled, OSError) as error:
+        raise UserError(f"--push_to_hub cannot reach the Hub as a user: {one_line(error)}") from error
+
+
+def _check_processes(training: TrainingArguments) -> None:
+    # Asking for the device joins the process group, without which the world is one process.
+    training.dataloader_pin_memory = training.dataloader_pin_memory and training.device.type == "cuda"
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    if processes > training.world_size:
+        raise UserError(
+            f"{processes} processes were launched but each would train alone: there is no accelerator for them. "
+            "Add --use_cpu to train on processors."
+        )
+    if training.n_gpu > 1:
+        raise UserError(
+            f"{training.n_gpu} GPUs are seen by a single process, which would multiply the batch; start with "
+            "`accelerate launch` or `torchrun`, or show it one with CUDA_VISIBLE_DEVICES=0."
+        )
+
+
+def _set_threads(training: RunArguments) -> None:
+    """Launchers give every process one thread, also where it is alone on the machine."""
+    launched = any(name in os.environ for name in ("TORCHELASTIC_RUN_ID", "ACCELERATE_MIXED_PRECISION"))
+    threads = training.num_threads
+    if threads is None and launched and training.device.type == "cpu" and os.environ.get("OMP_NUM_THREADS") == "1":
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        threads = max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    if threads is not None:
+        if threads < 1:
+            raise UserError(f"--num_threads {threads} must be at least 1.")
+        torch.set_num_threads(threads)
