@@ -1,186 +1,150 @@
 """Model cards for checkpoints that the scripts train."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
-from huggingface_hub import ModelCard, ModelCardData
-
-from experiments.glue.tasks import SIMILARITY_RANGE, GlueTask
+from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 
-_PRETRAINING_CARD = """
----
+_CARD = """---
 {card_data}
 ---
 
 # {title}
 
-A masked language model of type `{model_type}` with {parameters:,} parameters, trained by `scripts/pretrain_mlm.py` of
-SKTformer on {corpus}.
+{description}
 
 ## Use
 
 ```python
 from transformers import pipeline
 
-fill_mask = pipeline("fill-mask", model="{title}"{remote})
-print(fill_mask("{example}"))
+{use}
 ```
 
 ## Result
 
-| evaluation | loss (nats per masked token) | perplexity | accuracy |
-|---|---|---|---|
-| this model | {eval_loss:.4f} | {eval_perplexity:.2f} | {eval_accuracy:.1%} |
-| unigram frequencies of the training text | {unigram_loss:.4f} | {unigram_perplexity:.2f} | |
+{results}
 
-![Loss curve](loss.png)
+On {evaluated_on}. All of it is in `metrics.json`, with the versions and the machine it was made on.
 
-All of it is in `metrics.json`, with the versions and the machine it was made on.
+![{picture_title}]({picture})
 
 ## Training
 
-`arguments.yaml` gives the run again as `--recipe`; without the paths of its data it says:
+With `scripts/{script}` of SKTformer and these arguments; those that name places on a machine are left out:
 
 ```yaml
 {arguments}```
 """
-
-
-_CLASSIFICATION_CARD = """
----
-{card_data}
----
-
-# {started_from} fine-tuned on {task_title}
-
-`{started_from}`, a model of type `{model_type}` with {parameters:,} parameters, fine-tuned on {task_title} by
-`scripts/run_glue.py` of SKTformer. It answers with {labels}.
-
-## Use
-
-```python
-from transformers import pipeline
-
-classify = pipeline("text-classification", model="{title}"{remote})
-print(classify({example}, truncation=True))
-```
-
-## Result
-
-| {metric_names} |
-|{rule}|
-| {metric_values} |
-
-On the evaluation part of {task_title}, with seed {seed}. All of it is in `metrics.json`, with the versions and the
-machine it was made on.
-
-![Loss and score](curve.png)
-
-## Training
-
-`arguments.yaml` gives the run again as `--recipe`; without the paths of its data it says:
-
-```yaml
-{arguments}```
-"""
-
-
-# Arguments that name places of the machine the model was trained on.
-_PATHS = {
-    "cache_dir",
-    "data_dir",
-    "mnli_checkpoint",
-    "model_name_or_path",
-    "output_dir",
-    "test_file",
+# Arguments that name places of the machine the model was trained on, or are nobody's business.
+_LOCAL = (
+    "_dir",
+    "_file",
+    "_name_or_path",
+    "_checkpoint",
     "tokenizer_name",
-    "train_file",
-    "validation_file",
+    "config_name",
+    "datasets",
+    "hub_",
+    "run_name",
+)
+_USES = {
+    "fill-mask": 'fill_mask = pipeline("fill-mask", model="{title}"{remote})\nprint(fill_mask("{example}"))',
+    "text-classification": (
+        'classify = pipeline("text-classification", model="{title}"{remote})\nprint(classify({example}, truncation=True))'
+    ),
 }
 
 
-def write_pretraining_card(
-    folder: str | Path, title: str, corpus: str, metrics: dict[str, Any], arguments: dict[str, Any], example: str
-) -> None:
+@dataclass(frozen=True)
+class CardFacts:
     """
-    Write `README.md` beside a pre-trained checkpoint.
+    What a card says of a checkpoint.
 
     Args:
-        folder (`str` or `Path`): The checkpoint's folder.
         title (`str`): Name of the model.
-        corpus (`str`): What it was trained on, in words.
-        metrics (`dict`): Contents of `metrics.json`.
-        arguments (`dict`): Contents of `arguments.yaml`.
-        example (`str`): A sentence with a mask.
+        script (`str`): The entry point that trained it.
+        pipeline_tag (`str`): `"fill-mask"` or `"text-classification"`.
+        description (`str`): What it is and what it was trained on, in sentences.
+        example (`str`): What the pipeline is called with: a sentence with a mask, or Python code.
+        scores (mapping of `str` to `float`): The values measured, by their names.
+        results (`str`): The same as Markdown, beside what they have to be compared with.
+        evaluated_on (`str`): What they were measured on.
+        picture (`str`), picture_title (`str`): A picture beside the card.
+        datasets (`tuple` of `str`): Ids of the data sets of the Hub that were read.
+        base_model (`str`, *optional*): What training started from.
     """
-    data = ModelCardData(library_name="transformers", pipeline_tag="fill-mask", tags=[metrics["model_type"]])
-    content = _PRETRAINING_CARD.format(
-        card_data=data.to_yaml(),
-        title=title,
-        corpus=corpus,
-        remote=_remote_code_argument(metrics["model_type"]),
-        example=example.replace('"', "'"),
-        arguments=_format_arguments(arguments),
-        **metrics,
-    )
-    _save_card(content, folder)
+
+    title: str
+    script: str
+    pipeline_tag: str
+    description: str
+    example: str
+    scores: Mapping[str, float]
+    results: str
+    evaluated_on: str
+    picture: str
+    picture_title: str
+    datasets: tuple[str, ...] = ()
+    base_model: str | None = None
+    tags: tuple[str, ...] = field(default=())
 
 
-def write_classification_card(
-    folder: str | Path, task: GlueTask, metrics: dict[str, Any], arguments: dict[str, Any]
-) -> None:
+def write_card(folder: str | Path, facts: CardFacts, metrics: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
     """
-    Write `README.md` beside a checkpoint fine-tuned on a GLUE task.
+    Write `README.md` beside a checkpoint: licence, language, data, base model, use, results, training.
 
     Args:
         folder (`str` or `Path`): The checkpoint's folder.
-        task ([`GlueTask`]): The task.
-        metrics (`dict`): Contents of `metrics.json`.
-        arguments (`dict`): Contents of `arguments.yaml`.
+        facts ([`CardFacts`]): What to say.
+        metrics (mapping): Contents of `metrics.json`, with `model_type`.
+        arguments (mapping): The arguments of the run.
     """
+    model_type = metrics["model_type"]
     data = ModelCardData(
+        model_name=facts.title,
+        license=metrics.get("license", "apache-2.0"),
+        language=metrics.get("language", "en"),
         library_name="transformers",
-        pipeline_tag="text-classification",
-        tags=[metrics["model_type"], "glue"],
-        datasets=["nyu-mll/glue"],
+        pipeline_tag=facts.pipeline_tag,
+        tags=[model_type, *facts.tags],
+        datasets=list(facts.datasets) or None,
+        # A folder of this machine is no name that anybody could follow.
+        base_model=facts.base_model if facts.base_model and not Path(facts.base_model).exists() else None,
+        eval_results=[
+            EvalResult(
+                task_type=facts.pipeline_tag,
+                dataset_type=facts.datasets[0] if facts.datasets else "local",
+                dataset_name=facts.evaluated_on,
+                metric_type=name,
+                metric_value=round(value, 6),
+            )
+            for name, value in facts.scores.items()
+        ],
     )
-    pair = '{"text": "One text.", "text_pair": "Another text."}'
-    values = {name: f"{metrics[f'eval_{name}']:.4f}" for name in task.metrics}
-    if "eval_mismatched_accuracy" in metrics:
-        values = {"matched accuracy": values["accuracy"]}
-        values["mismatched accuracy"] = f"{metrics['eval_mismatched_accuracy']:.4f}"
-    _save_card(
-        _CLASSIFICATION_CARD.format(
-            card_data=data.to_yaml(),
-            title=str(arguments.get("hub_model_id") or Path(folder).resolve().name),
-            # A name, not where it lay on this machine.
-            started_from=Path(metrics["started_from"]).name,
-            model_type=metrics["model_type"],
-            parameters=metrics["parameters"],
-            task_title=task.title,
-            labels=" or ".join(f"`{word}`" for word in task.labels)
-            or f"a similarity from {SIMILARITY_RANGE[0]:g} to {SIMILARITY_RANGE[1]:g}",
-            remote=_remote_code_argument(metrics["model_type"]),
-            example=pair if len(task.columns) == 2 else '"One text."',
-            metric_names=" | ".join(name.replace("_", " ") for name in values),
-            rule="---|" * (len(values) - 1) + "---",
-            metric_values=" | ".join(values.values()),
-            seed=metrics["seed"],
-            arguments=_format_arguments(arguments),
-        ),
-        folder,
+    remote = ", trust_remote_code=True" if model_type == "sktformer" else ""
+    content = _CARD.format(
+        card_data=data.to_yaml(),
+        use=_USES[facts.pipeline_tag].format(title=facts.title, remote=remote, example=facts.example),
+        arguments=yaml.safe_dump(portable_arguments(arguments), sort_keys=False, allow_unicode=True),
+        **{name: getattr(facts, name) for name in ("title", "description", "results", "evaluated_on", "script")},
+        **{name: getattr(facts, name) for name in ("picture", "picture_title")},
     )
+    ModelCard(content, ignore_metadata_errors=True).save(Path(folder) / "README.md")
 
 
-def _remote_code_argument(model_type: str) -> str:
-    return ", trust_remote_code=True" if model_type == "sktformer" else ""
+def portable_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments without those that name places of the machine."""
+    return {name: value for name, value in arguments.items() if not any(part in name for part in _LOCAL)}
 
 
-def _format_arguments(arguments: dict[str, Any]) -> str:
-    return yaml.safe_dump({name: value for name, value in arguments.items() if name not in _PATHS}, sort_keys=False)
-
-
-def _save_card(content: str, folder: str | Path) -> None:
-    ModelCard(content.strip() + "\n", ignore_metadata_errors=True).save(Path(folder) / "README.md")
+def format_scores(rows: Mapping[str, Mapping[str, str]]) -> str:
+    """A small Markdown table: a row for each entry, a column for each of its values."""
+    names = list(dict.fromkeys(name for values in rows.values() for name in values))
+    lines = [f"| | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|"]
+    lines += [f"| {title} | {' | '.join(values.get(name, '') for name in names)} |" for title, values in rows.items()]
+    return "\n".join(lines)

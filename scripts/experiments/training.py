@@ -70,8 +70,8 @@ class RunArguments(TrainingArguments):
     num_threads: int | None = field(
         default=None,
         metadata={
-            "help": "Threads of each process on a processor. By default OMP_NUM_THREADS, or all cores where a launcher "
-            "has set that to 1 by itself."
+            "help": "Threads of each process on a processor. By default OMP_NUM_THREADS, or all cores where a "
+            "launcher has set that to 1 by itself."
         },
     )
     license: str = field(default="apache-2.0", metadata={"help": "Licence of the weights, for the model card."})
