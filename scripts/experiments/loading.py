@@ -2,10 +2,16 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
+from datasets import Dataset, load_dataset
 from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
 
 from experiments.arguments import UserError, one_line
+
+
+# Types of files that hold a table, and what reads them.
+TABLE_READERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".tsv": "csv", ".parquet": "parquet"}
 
 
 @contextmanager
@@ -45,3 +51,37 @@ def explained_errors(name: str, local: str, configuration: str) -> Iterator[None
     except (OSError, ValueError) as error:
         hint = configuration if "onfig" in str(error) else "check the path and the content"
         raise UserError(f"{name} cannot be read: {one_line(error)}; {hint}.") from error
+
+
+def read_table_file(path: str | Path, cache_dir: str | None = None) -> Dataset:
+    """
+    Read all rows of one file with columns.
+
+    Of tables in text, words such as "None" and "NA" stay words; quotation marks have no meaning in .tsv.
+
+    Args:
+        path (`str` or `Path`): A file of one of `TABLE_READERS`.
+        cache_dir (`str`, *optional*): Folder for prepared data; by default the cache of the datasets library.
+
+    Raises:
+        UserError: if it is not there, of another type, empty or cannot be read.
+    """
+    path = Path(path).expanduser()
+    kind = path.suffix.lower()
+    if not path.is_file():
+        raise UserError(f"{path}: no such file; check the path (it is read from {Path.cwd()}).")
+    if kind not in TABLE_READERS:
+        raise UserError(f"{path}: files of type `{path.suffix}` cannot be read; give {', '.join(TABLE_READERS)}.")
+    if not path.stat().st_size:
+        raise UserError(f"{path} is empty; give a file with rows.")
+    options: dict = {"keep_default_na": False} if kind in (".csv", ".tsv") else {}
+    if kind == ".tsv":
+        options |= {"delimiter": "\t", "quoting": 3}
+    with explained_errors(str(path), "another file", "check the file"):
+        files = {"rows": str(path)}
+        try:
+            return load_dataset(TABLE_READERS[kind], data_files=files, split="rows", cache_dir=cache_dir, **options)
+        except ValueError as error:
+            if "corresponds to no data" not in str(error):
+                raise
+            raise UserError(f"{path} is empty; give a file with rows.") from error
