@@ -54,9 +54,8 @@ _LOCAL = (
 )
 _USES = {
     "fill-mask": 'fill_mask = pipeline("fill-mask", model="{title}"{remote})\nprint(fill_mask("{example}"))',
-    "text-classification": (
-        'classify = pipeline("text-classification", model="{title}"{remote})\nprint(classify({example}, truncation=True))'
-    ),
+    "text-classification": 'classify = pipeline("text-classification", model="{title}"{remote}, truncation=True)\n'
+    "print(classify({example}))",
 }
 
 
@@ -102,13 +101,13 @@ def write_card(folder: str | Path, facts: CardFacts, metrics: Mapping[str, Any],
         folder (`str` or `Path`): The checkpoint's folder.
         facts ([`CardFacts`]): What to say.
         metrics (mapping): Contents of `metrics.json`, with `model_type`.
-        arguments (mapping): The arguments of the run.
+        arguments (mapping): The arguments of the run, with its `license` and `language` where they were given.
     """
     model_type = metrics["model_type"]
     data = ModelCardData(
         model_name=facts.title,
-        license=metrics.get("license", "apache-2.0"),
-        language=metrics.get("language", "en"),
+        license=arguments.get("license", "apache-2.0"),
+        language=arguments.get("language", "en"),
         library_name="transformers",
         pipeline_tag=facts.pipeline_tag,
         tags=[model_type, *facts.tags],
