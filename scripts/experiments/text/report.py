@@ -1,0 +1,62 @@
+"""What a pre-training run leaves beside its checkpoint: loss curve, model card and metrics."""
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from experiments.model_card import CardFacts, format_scores, write_card
+from experiments.plots import plot_loss_curve
+from experiments.results import write_json
+from experiments.run_folder import METRICS_FILE
+from experiments.text.corpus import Corpus
+from experiments.text.masked_lm import MaskedLMTrainer
+
+
+logger = logging.getLogger(__name__)
+
+_SHOWN = {"loss": "loss (nats per masked token)", "perplexity": "perplexity", "accuracy": "accuracy"}
+
+
+def write_report(
+    trainer: MaskedLMTrainer, metrics: dict[str, Any], corpus: Corpus, example: str, arguments: Mapping[str, Any]
+) -> None:
+    """
+    Write `loss.png`, the model card, `all_results.json` and `metrics.json`, and show the losses.
+
+    Args:
+        trainer ([`MaskedLMTrainer`]): Has trained, or evaluated alone; then there is no new model to write a card of.
+        metrics (`dict`): What was measured: `eval_*`, `unigram_*`, `parameters`, `model_type`, `history`.
+        corpus ([`Corpus`]): The text.
+        example (`str`): A sentence with a mask.
+        arguments (mapping): The arguments of the run.
+    """
+    folder = Path(str(trainer.args.output_dir))
+    rows = {
+        title: {name: f"{metrics[f'{kind}_{key}']:.4g}" for key, name in _SHOWN.items() if f"{kind}_{key}" in metrics}
+        for title, kind in (("this model", "eval"), ("unigram frequencies of the training text", "unigram"))
+    }
+    if trainer.args.do_train:
+        size = f"{metrics['parameters']:,} parameters"
+        baselines = {"unigram frequencies": metrics["unigram_loss"]}
+        plot_loss_curve(metrics["history"], folder / "loss.png", f"{metrics['model_type']}, {size}", baselines)
+        facts = CardFacts(
+            title=str(trainer.hub_model_id if trainer.args.push_to_hub else folder.resolve().name),
+            script="pretrain_mlm.py",
+            pipeline_tag="fill-mask",
+            description=f"A masked language model of type `{metrics['model_type']}` with {size}, trained on "
+            f"{corpus.description}.",
+            example=example.replace('"', "'"),
+            scores={name: metrics[f"eval_{name}"] for name in _SHOWN},
+            results=format_scores(rows),
+            evaluated_on="the evaluation part of the text",
+            picture="loss.png",
+            picture_title="Loss against the step",
+            datasets=corpus.hub_datasets,
+            base_model=arguments.get("model_name_or_path"),
+        )
+        write_card(folder, facts, metrics, arguments)
+    write_json(folder / "all_results.json", {k: v for k, v in metrics.items() if isinstance(v, int | float)})
+    # Last, because a folder with metrics is a finished run.
+    write_json(folder / METRICS_FILE, metrics)
+    logger.info("\n%s\n\nCheckpoint, loss.png, README.md and %s are in %s.", format_scores(rows), METRICS_FILE, folder)
