@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers import initialization as init
 from transformers.activations import ACT2FN
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -211,9 +211,19 @@ class SKTformerPreTrainedModel(PreTrainedModel):
         return cast(SKTformerModel, self.base_model).embeddings.position_embeddings
 
     @torch.no_grad()
-    def resize_position_embeddings(self, new_num_position_embeddings: int, extension: str = "tile") -> None:
+    def resize_position_embeddings(
+        self,
+        new_num_position_embeddings: int,
+        extension: str = "tile",
+        tokenizer: PreTrainedTokenizerBase | None = None,
+    ) -> None:
         """
-        Lengthen or shorten the model in place.
+        Lengthen or shorten the model, and its tokenizer, in place.
+
+            model.resize_position_embeddings(1024, tokenizer=tokenizer)
+
+        Call it on the whole model, not on the encoder inside of it: it gives the model, with all its parts, a
+        configuration of its own, so that other models made from the same configuration object stay as they are.
 
         Inputs of at most half the smaller length keep their outputs (up to rounding): filters keep their lags
         ([`~smoothing.resize_filter`]), position embeddings and batch norm keep their trained positions, and the
@@ -226,6 +236,9 @@ class SKTformerPreTrainedModel(PreTrainedModel):
             extension (`str`, *optional*, defaults to `"tile"`):
                 What the position embeddings and the batch norm of new positions start from: `"tile"` repeats the
                 trained positions from the start, `"last"` repeats the last one.
+            tokenizer (`PreTrainedTokenizerBase`, *optional*):
+                The tokenizer that is saved with the model. Its `model_max_length` becomes the new length, to which
+                pipelines and `tokenizer(..., truncation=True)` truncate.
 
         Raises:
             ValueError: for another `extension`.
@@ -251,7 +264,12 @@ class SKTformerPreTrainedModel(PreTrainedModel):
                     new_num_position_embeddings, self.config.landmark_seed, module.layer_idx, name
                 )
                 module.landmark_order = resize_order(module.landmark_order, new_num_position_embeddings, drawn)
-        self.config.max_position_embeddings = new_num_position_embeddings
+        shared_config = self.config
+        for module in self.modules():
+            if getattr(module, "config", None) is shared_config:
+                module.config = resized_config
+        if tokenizer is not None:
+            tokenizer.model_max_length = new_num_position_embeddings
 
 
 class SKTformerModel(SKTformerPreTrainedModel):

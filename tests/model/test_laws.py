@@ -5,8 +5,14 @@ import math
 
 import pytest
 import torch
+from transformers import BertTokenizer
 
-from modeling_sktformer import SKTformerForMaskedLM, SKTformerForQuestionAnswering, SKTformerModel
+from modeling_sktformer import (
+    SKTformerForMaskedLM,
+    SKTformerForQuestionAnswering,
+    SKTformerForSequenceClassification,
+    SKTformerModel,
+)
 from modeling_sktformer.attention import draw_permutation, resize_order, select_landmarks
 from modeling_sktformer.smoothing import PositionBatchNorm, extend_positions
 from support.builders import (
@@ -393,6 +399,35 @@ def test_lengthening_there_and_back_is_the_same_model():
     model.resize_position_embeddings(16)
     assert torch.equal(model.sktformer.layers[0].attention.landmark_order, order)
     assert_equal(model(**inputs).logits, before)
+
+
+def test_model_and_tokenizer_are_lengthened_together(tmp_path):
+    vocabulary = {token: number for number, token in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "word"])}
+    tokenizer = BertTokenizer(vocab=vocabulary, model_max_length=16)
+    model = make_model(SKTformerForSequenceClassification)
+    model.resize_position_embeddings(64, tokenizer=tokenizer)
+    for saved in (model, tokenizer):
+        saved.save_pretrained(tmp_path)
+    loaded = BertTokenizer.from_pretrained(tmp_path)
+    inputs = loaded("word " * 50, truncation=True, return_tensors="pt")
+    assert inputs["input_ids"].shape[1] == 52
+    model = SKTformerForSequenceClassification.from_pretrained(tmp_path)
+    assert model(**inputs).logits.isfinite().all()
+    assert model.config.max_position_embeddings == loaded.model_max_length == 64
+
+
+def test_models_of_one_configuration_are_lengthened_apart(tmp_path):
+    config = make_config()
+    lengthened, other = SKTformerForMaskedLM(config), SKTformerForMaskedLM(config)
+    lengthened.resize_position_embeddings(32)
+    assert lengthened.config is lengthened.sktformer.config
+    assert (lengthened.config.max_position_embeddings, config.max_position_embeddings) == (32, 16)
+    with pytest.raises(ValueError, match="17 tokens"):
+        other(torch.ones(1, 17, dtype=torch.long))
+    for name, model in (("lengthened", lengthened), ("other", other)):
+        model.save_pretrained(tmp_path / name)
+        loaded = SKTformerForMaskedLM.from_pretrained(tmp_path / name)
+        assert loaded.config.max_position_embeddings == model.config.max_position_embeddings
 
 
 @pytest.mark.parametrize(("extension", "expected"), [("tile", [0, 1, 2, 0, 1]), ("last", [0, 1, 2, 2, 2])])
