@@ -1,14 +1,16 @@
 """Recipes and flags."""
 
+import errno
 import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
-from experiments.arguments import UserError, given_arguments, parse_args
+from experiments.arguments import UserError, given_arguments, parse_args, parse_command, run_script
 
 
 @dataclass
@@ -84,3 +86,83 @@ def test_a_mistake_ends_a_script_with_one_line_and_status_2(tmp_path):
     assert result.stderr.strip().splitlines()[-1].startswith("train_tokenizer.py: error:")
     assert "Traceback" not in result.stderr
     assert not list(tmp_path.iterdir())
+
+
+@dataclass
+class Lengths:
+    max_steps: int = field(default=-1)
+    num_train_epochs: float = field(default=3.0)
+    bf16: bool = field(default=False)
+    output_dir: str = field(default="out")
+
+
+def write(path, **recipe):
+    path.write_text(yaml.safe_dump(recipe))
+    return path
+
+
+def test_a_later_source_wins_over_what_contradicts_it(tmp_path):
+    base = write(tmp_path / "base.yaml", max_steps=500)
+    command = parse_command([Lengths], default_recipe=base, argv=["--num_train_epochs", "1"])
+    assert command.groups[0] == Lengths(max_steps=-1, num_train_epochs=1.0)
+    assert "max_steps" not in command.given
+    overlay = write(tmp_path / "overlay.yaml", num_train_epochs=2)
+    command = parse_command([Lengths], argv=["--recipe", str(base), str(overlay)])
+    assert command.groups[0] == Lengths(num_train_epochs=2.0)
+    command = parse_command([Lengths], default_recipe=overlay, argv=["--max_steps=7"])
+    assert (command.groups[0].max_steps, "num_train_epochs" in command.given) == (7, False)
+
+
+def test_a_source_that_contradicts_itself_is_refused(tmp_path):
+    with pytest.raises(UserError, match="command line gives --max_steps and --num_train_epochs, which contradict"):
+        parse_command([Lengths], argv=["--max_steps", "5", "--num_train_epochs", "1"])
+    both = write(tmp_path / "both.yaml", max_steps=5, num_train_epochs=1)
+    with pytest.raises(UserError, match=r"both\.yaml gives"):
+        parse_command([Lengths], argv=["--recipe", str(both)])
+    (lengths,) = parse_command([Lengths], argv=["--max_steps", "-1", "--num_train_epochs", "1"]).groups
+    assert lengths == Lengths(num_train_epochs=1.0)
+
+
+def test_the_quick_start_is_for_an_empty_command_line_alone(tmp_path):
+    recipes = {
+        "default_recipe": write(tmp_path / "paper.yaml", max_steps=1_000_000),
+        "quick_start": write(tmp_path / "quick.yaml", max_steps=500),
+    }
+    assert parse_command([Lengths], argv=[], **recipes).groups[0].max_steps == 500
+    command = parse_command([Lengths], argv=["--output_dir", "mine"], **recipes)
+    assert (command.groups[0].max_steps, command.recipes) == (1_000_000, [str(tmp_path / "paper.yaml")])
+    own = write(tmp_path / "own.yaml", max_steps=3)
+    assert parse_command([Lengths], argv=["--recipe", str(own)], **recipes).groups[0].max_steps == 3
+
+
+def test_a_recipe_s_precision_needs_an_accelerator(tmp_path, monkeypatch):
+    recipe = write(tmp_path / "recipe.yaml", bf16=True)
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    command = parse_command([Lengths], default_recipe=recipe, argv=["--max_steps", "5"])
+    assert not command.groups[0].bf16
+    assert "bf16" in command.notes[0]
+    assert parse_command([Lengths], default_recipe=recipe, argv=["--bf16"]).groups[0].bf16
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    command = parse_command([Lengths], default_recipe=recipe, argv=["--max_steps", "5"])
+    assert command.groups[0].bf16
+    assert not command.notes
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "message"),
+    [
+        (UserError("too long"), 2, "error: too long"),
+        (KeyboardInterrupt(), 130, "interrupted; the same command goes on"),
+        (OSError(errno.ENOSPC, "No space left on device"), 2, "error: the disk is full"),
+    ],
+)
+def test_mistakes_end_a_script_with_one_line(capsys, error, status, message):
+    def main():
+        raise error
+
+    with pytest.raises(SystemExit) as stopped:
+        run_script(main)
+    assert stopped.value.code == status
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert message in lines[0]

@@ -1,0 +1,152 @@
+"""What a run is, when it goes on, and what never happens to a folder."""
+
+import json
+import logging
+import multiprocessing
+import os
+
+import pytest
+
+from experiments.arguments import UserError
+from experiments.results import write_atomically, write_json
+from experiments.run_folder import RunIdentity, check_run_folder, claim_run_folder, find_checkpoint, folder_state
+
+
+def identity(max_steps=10, precision="float32", **decides):
+    return RunIdentity(
+        {"seed": 0, "data": "abc"} | decides, {"max_steps": max_steps, "num_train_epochs": 3}, precision
+    )
+
+
+def finish(folder, run, **options):
+    with claim_run_folder(folder, run, {"seed": 0}, **options) as state:
+        (folder / "model.safetensors").write_text("weights")
+        write_json(folder / "metrics.json", {"loss": 1})
+    return state
+
+
+def test_a_run_goes_on_until_it_is_finished(tmp_path):
+    folder = tmp_path / "run"
+    assert folder_state(folder, identity()) == "new"
+    with claim_run_folder(folder, identity(), {"seed": 0}) as state:
+        assert state == "new"
+    assert folder_state(folder, identity()) == "resumed"
+    assert finish(folder, identity()) == "resumed"
+    assert folder_state(folder, identity()) == "finished"
+    assert (folder / "arguments.yaml").read_text() == "seed: 0\n"
+
+
+def test_a_run_may_grow_and_not_shrink(tmp_path):
+    finish(tmp_path / "run", identity(10))
+    assert folder_state(tmp_path / "run", identity(20)) == "grown"
+    with pytest.raises(UserError, match="max_steps: 10 there, max_steps: 5 here, and no run can be shortened"):
+        folder_state(tmp_path / "run", identity(5))
+    with claim_run_folder(tmp_path / "run", identity(20), {}) as state:
+        assert state == "grown"
+    # Not finished any more, even if it is cut short now.
+    assert folder_state(tmp_path / "run", identity(20)) == "resumed"
+    with pytest.raises(UserError, match="num_train_epochs: 3 here"):
+        folder_state(tmp_path / "run", identity(-1))
+
+
+def test_another_run_is_refused_with_what_differs(tmp_path):
+    finish(tmp_path / "run", identity())
+    with pytest.raises(UserError, match=r"another run \(data: abc there, xyz here; seed: 0 there, 4 here\)"):
+        folder_state(tmp_path / "run", identity(seed=4, data="xyz"))
+    assert finish(tmp_path / "run", identity(seed=4), overwrite=True) == "new"
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["decides"]["seed"] == 4
+
+
+def test_another_precision_is_a_warning(tmp_path, caplog):
+    finish(tmp_path / "run", identity())
+    with caplog.at_level(logging.WARNING):
+        assert folder_state(tmp_path / "run", identity(precision="bfloat16")) == "finished"
+    assert "began in float32 and goes on in bfloat16" in caplog.text
+
+
+def test_a_folder_of_other_files_is_never_touched(tmp_path):
+    (tmp_path / "thesis.tex").write_text("precious")
+    for overwrite in (False, True):
+        with pytest.raises(UserError, match="no run of this script"):
+            check_run_folder(tmp_path, identity(), overwrite)
+    with pytest.raises(UserError, match="is a file"):
+        check_run_folder(tmp_path / "thesis.tex", identity())
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_overwriting_never_deletes_what_is_read(tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    finish(folder, identity())
+    corpus = folder / "corpus.txt"
+    corpus.write_text("precious")
+    for inputs in ([str(corpus)], [str(folder / "*.txt")], [str(folder)]):
+        with pytest.raises(UserError, match="would delete .*, which this run needs"):
+            check_run_folder(folder, identity(seed=2), True, inputs)
+    monkeypatch.chdir(folder)
+    with pytest.raises(UserError, match="would delete"):
+        check_run_folder(folder, identity(seed=2), True)
+    assert corpus.read_text() == "precious"
+
+
+def test_a_mistake_before_the_first_checkpoint_leaves_nothing(tmp_path):
+    with pytest.raises(UserError), claim_run_folder(tmp_path / "run", identity(), {}):
+        raise UserError("wrong")
+    assert not (tmp_path / "run").exists()
+    folder = tmp_path / "other"
+    with pytest.raises(UserError), claim_run_folder(folder, identity(), {}):
+        write_json(folder / "checkpoint-2" / "trainer_state.json", {})
+        raise UserError("diverged")
+    assert folder_state(folder, identity()) == "resumed"
+
+
+def hold(folder, held, done):
+    with claim_run_folder(folder, identity(), {}):
+        held.set()
+        done.wait(30)
+
+
+def test_one_process_at_a_time(tmp_path):
+    context = multiprocessing.get_context("fork")
+    held, done = context.Event(), context.Event()
+    process = context.Process(target=hold, args=(tmp_path / "run", held, done))
+    process.start()
+    assert held.wait(30)
+    with (
+        pytest.raises(UserError, match="Another process is at work"),
+        claim_run_folder(tmp_path / "run", identity(), {}),
+    ):
+        pass
+    done.set()
+    process.join()
+    assert finish(tmp_path / "run", identity()) == "resumed"
+
+
+def test_a_full_disk_leaves_nothing_that_is_in_the_way(tmp_path, monkeypatch):
+    def fill(path, *args, **kwargs):
+        path.touch()
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as context:
+        context.setattr("pathlib.Path.write_text", fill)
+        with pytest.raises(OSError, match="No space"), claim_run_folder(tmp_path / "run", identity(), {}):
+            pass
+    assert not [path for path in (tmp_path / "run").iterdir() if path.name != ".lock"]
+    assert finish(tmp_path / "run", identity()) == "new"
+
+
+def test_a_checkpoint_that_was_cut_off_is_passed_over(tmp_path):
+    for step, state in ((2, "{}"), (4, '{"epoch": 1.'), (6, None), (10, "")):
+        folder = tmp_path / f"checkpoint-{step}"
+        folder.mkdir()
+        if state is not None:
+            (folder / "trainer_state.json").write_text(state)
+    assert find_checkpoint(tmp_path) == str(tmp_path / "checkpoint-2")
+    assert find_checkpoint(tmp_path / "nowhere") is None
+
+
+def test_results_are_whole_and_json(tmp_path):
+    write_atomically(tmp_path / "a" / "file.txt", "text")
+    assert os.listdir(tmp_path / "a") == ["file.txt"]
+    with pytest.raises(ValueError, match="JSON"):
+        write_json(tmp_path / "metrics.json", {"loss": float("nan")})
+    assert not (tmp_path / "metrics.json").exists()

@@ -1,0 +1,236 @@
+"""What every training has in common: checks before it begins, what makes it this run, and when it stops."""
+
+import logging
+import math
+import sys
+import types
+
+import pytest
+import torch
+from datasets import Dataset
+from huggingface_hub.errors import LocalTokenNotFoundError
+from torch import nn
+from transformers.modeling_outputs import SequenceClassifierOutput
+
+from experiments import training as training_module
+from experiments.arguments import UserError, parse_args
+from experiments.run_folder import folder_state
+from experiments.training import (
+    ExperimentTrainer,
+    RunArguments,
+    describe_steps,
+    finish_trackers,
+    prepare,
+    training_identity,
+    upload_run,
+)
+
+
+@pytest.fixture(autouse=True)
+def restored_logging():
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+def arguments(tmp_path, *flags):
+    (training,) = parse_args([RunArguments], ["--output_dir", str(tmp_path / "run"), "--use_cpu", *flags])
+    return training
+
+
+class Line(nn.Module):
+    """A model of one weight; its loss is a parabola with noise, so that draws of the generator show."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor([2.0]))
+
+    def forward(self, x, labels=None):
+        loss = ((self.weight * x + torch.randn_like(x) * self.training) ** 2).mean()
+        return SequenceClassifierOutput(loss=loss, logits=x)
+
+
+def train(training, model=None):
+    rows = Dataset.from_dict({"x": [0.5, 1.0, 1.5, 2.0], "labels": [0, 0, 0, 0]})
+    trainer = ExperimentTrainer(model=model or Line(), args=training, train_dataset=rows, eval_dataset=rows)
+    trainer.train()
+    return trainer
+
+
+def test_evaluation_leaves_no_trace_in_training(tmp_path):
+    losses = []
+    for strategy in (["no"], ["steps", "--eval_steps", "1"], ["steps", "--eval_steps", "3"]):
+        flags = ["--max_steps", "6", "--logging_steps", "1", "--save_strategy", "no", "--eval_strategy", *strategy]
+        history = train(arguments(tmp_path, *flags, "--disable_tqdm", "true")).state.log_history
+        losses.append([entry["loss"] for entry in history if "loss" in entry])
+    assert losses[0] == losses[1] == losses[2]
+
+
+@pytest.mark.parametrize(
+    "flags", [["--learning_rate", "1e30"], ["--learning_rate", "1e30", "--eval_strategy", "steps"]]
+)
+def test_a_training_that_diverges_stops(tmp_path, flags):
+    steps = ["--max_steps", "9", "--logging_steps", "2", "--eval_steps", "1", "--save_strategy", "no"]
+    training = arguments(tmp_path, *steps, *flags, "--max_grad_norm", "0", "--optim", "sgd")
+    prepare(training, {})
+    with pytest.raises(UserError, match=r"diverged: (eval_)?loss is (nan|inf).*--learning_rate \(1e\+30\)"):
+        train(training)
+
+
+def test_the_last_evaluation_is_not_made_twice(tmp_path):
+    trainer = train(arguments(tmp_path, "--max_steps", "4", "--eval_strategy", "steps", "--eval_steps", "2"))
+    assert trainer.last_evaluation()["step"] == 4
+    trainer = train(arguments(tmp_path, "--max_steps", "3", "--eval_strategy", "steps", "--eval_steps", "2"))
+    evaluation = trainer.last_evaluation()
+    assert evaluation is None or evaluation["step"] == 3
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--report_to", "none"],
+        ["--logging_steps", "5"],
+        ["--save_total_limit", "3"],
+        ["--log_level", "info"],
+        ["--per_device_train_batch_size", "4", "--gradient_accumulation_steps", "2"],
+        ["--activation_checkpointing", "true"],
+        ["--dataloader_num_workers", "2"],
+        ["--save_steps", "7"],
+        ["--eval_strategy", "steps", "--eval_steps", "2"],
+        ["--max_steps", "900"],
+        ["--bf16"],
+    ],
+    ids=lambda flags: flags[0],
+)
+def test_what_does_not_decide_the_result_may_change(tmp_path, flags):
+    steps = ["--max_steps", "50"] if "--max_steps" not in flags else []
+    first = training_identity(arguments(tmp_path, "--max_steps", "50"), {"data": "abc"})
+    second = training_identity(arguments(tmp_path, *steps, *flags), {"data": "abc"})
+    assert first.decides == second.decides
+    assert folder_state(tmp_path, second) == "new"
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--learning_rate", "1e-3"],
+        ["--per_device_train_batch_size", "4"],
+        ["--seed", "1"],
+        ["--weight_decay", "0.1"],
+        ["--warmup_steps", "9"],
+        ["--lr_scheduler_type", "cosine"],
+        ["--max_grad_norm", "2"],
+        ["--label_smoothing_factor", "0.1"],
+    ],
+    ids=lambda flags: flags[0],
+)
+def test_what_decides_the_result_makes_another_run(tmp_path, flags):
+    first = training_identity(arguments(tmp_path), {"data": "abc"})
+    assert first.decides != training_identity(arguments(tmp_path, *flags), {"data": "abc"}).decides
+    assert first.decides != training_identity(arguments(tmp_path), {"data": "xyz"}).decides
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--learning_rate", "-1"], "--learning_rate -1"),
+        (["--learning_rate", "nan"], "--learning_rate nan"),
+        (["--weight_decay", "-0.1"], "--weight_decay"),
+        (["--num_train_epochs", "0"], "--num_train_epochs 0"),
+        (["--report_to", "wandb"], "--report_to wandb: .*wandb"),
+        (["--report_to", "tensorboard"], "--report_to tensorboard: .*tensorboard"),
+        (["--report_to", "carrier_pigeon"], "--report_to carrier_pigeon: .*not supported"),
+        (["--num_threads", "0"], "--num_threads 0"),
+        (["--seed", "-1"], "--seed -1"),
+    ],
+)
+def test_mistakes_are_found_before_anything_is_read(tmp_path, flags, message, monkeypatch):
+    integrations = "transformers.integrations.integration_utils"
+    for name in ("wandb", "tensorboard"):
+        monkeypatch.setattr(f"{integrations}.is_{name}_available", lambda: False)
+    with pytest.raises(UserError, match=message) as error:
+        prepare(arguments(tmp_path, *flags), {})
+    assert "\n" not in str(error.value)
+
+
+def test_several_gpus_in_one_process_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(RunArguments, "n_gpu", 2)
+    with pytest.raises(UserError, match="2 GPUs are seen by a single process.*accelerate launch"):
+        prepare(arguments(tmp_path), {})
+
+
+def test_stages(tmp_path):
+    training = arguments(tmp_path)
+    prepare(training, {})
+    assert (training.do_train, training.do_eval, training.do_predict) == (True, True, False)
+    training = arguments(tmp_path, "--do_eval")
+    prepare(training, {"do_eval": True})
+    assert (training.do_train, training.do_eval) == (False, True)
+
+
+def test_a_launcher_s_single_thread_is_not_taken_for_a_wish(tmp_path, monkeypatch):
+    counts = []
+    monkeypatch.setattr(torch, "set_num_threads", counts.append)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)), raising=False)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.delenv("ACCELERATE_MIXED_PRECISION", raising=False)
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+    prepare(arguments(tmp_path), {})
+    assert counts == []
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no")
+    prepare(arguments(tmp_path), {})
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    prepare(arguments(tmp_path), {})
+    prepare(arguments(tmp_path, "--num_threads", "3"), {})
+    assert counts == [8, 4, 3]
+
+
+def test_steps_in_words(tmp_path):
+    assert (
+        describe_steps(arguments(tmp_path, "--max_steps", "50"), 100)
+        == "50 of 8 sequences, 3.85 pass(es) over the data"
+    )
+    assert describe_steps(arguments(tmp_path, "--num_train_epochs", "2"), 100).startswith("26 of 8 sequences, 2 pass")
+    assert describe_steps(arguments(tmp_path, "--max_steps", "50"), None) == "50 of 8 sequences"
+
+
+def test_a_run_is_uploaded_without_what_names_this_machine(tmp_path, monkeypatch):
+    uploads = []
+    monkeypatch.setattr(training_module, "upload_folder", lambda **options: uploads.append(options))
+    trainer = types.SimpleNamespace(
+        is_world_process_zero=lambda: True,
+        hub_model_id="me/mine",
+        args=types.SimpleNamespace(hub_token=None, hub_revision=None),
+    )
+    upload_run(trainer, tmp_path, "End")
+    patterns = uploads[0]["ignore_patterns"]
+    assert {"arguments.yaml", "run.json", "training_args.bin", "checkpoint-*"} <= set(patterns)
+
+
+def test_a_hub_strategy_that_uploads_folders_as_they_are_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(training_module, "whoami", lambda token: {"name": "me"})
+    training = arguments(tmp_path, "--push_to_hub", "--hub_strategy", "every_save")
+    with pytest.raises(UserError, match="--hub_strategy every_save uploads a folder as it is"):
+        prepare(training, {"hub_strategy": "every_save"})
+    training = arguments(tmp_path, "--push_to_hub")
+    prepare(training, {})
+    assert training.hub_strategy == "end"
+
+    def refuse(token):
+        raise LocalTokenNotFoundError("no token")
+
+    monkeypatch.setattr(training_module, "whoami", refuse)
+    with pytest.raises(UserError, match="cannot reach the Hub"):
+        prepare(arguments(tmp_path, "--push_to_hub"), {})
+
+
+def test_every_training_is_a_run_of_its_own_in_a_tracker(tmp_path, monkeypatch):
+    ended = []
+    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(finish=lambda: ended.append("wandb")))
+    training = arguments(tmp_path)
+    training.report_to = ["wandb", "tensorboard"]
+    finish_trackers(training)
+    assert ended == ["wandb"]
+    assert math.isfinite(training.learning_rate)
