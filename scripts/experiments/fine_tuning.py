@@ -5,7 +5,7 @@ Nothing here knows a task. A script describes what it trains as a [`Job`] and ha
 
     group = parse_command((MyDataArguments, CheckpointArguments, FineTuningArguments), __doc__, BASE_RECIPE)
     ...
-    identity = {"data": fingerprint_rows(train, validation), "checkpoint": fingerprint_checkpoint(name, revision), ...}
+    identity = {"data": fingerprint_rows(train, validation), "checkpoint": ...}
     finished = check_job(folder, identity, training, inputs)   # before anything is written: raises, or says if done
     metrics = run_job(job, folder, training, started)          # all trials that are not finished; the job's metrics
     best = best_trial(folder)                                  # the folder with the best model, for predictions
@@ -16,10 +16,11 @@ below it. A trial that is cut short is resumed, a finished one is skipped, so `-
 A trial's folder holds model, tokenizer, `metrics.json`, `all_results.json`, `trainer_state.json`, `curve.png` and the
 card; a job of several trials has `metrics.json` (median or best) and `curve.png` in its own folder.
 
-`metrics.json` of a trial: `name`, `folder`, `job`, `score` (of the first evaluation part), `seed`, `global_batch_size`,
-`eval_*` of the first evaluation part, `eval_<part>_*` of the others (without `validation_`), `train_examples`,
-`eval_examples`, `model_type`, `parameters`, `seconds`, `environment`, `history`, and what `Job.facts` adds. Of several:
-`kind` ("seeds" or "search"), `score`, `std` (seeds), `scores`, `best` (a trial's name), `trials`, and the facts.
+`metrics.json` of a trial has `name`, `folder`, `job`, `score` (of the first evaluation part), `seed`,
+`global_batch_size`, `train_samples`, the metrics `eval_*` (also `eval_samples`) of the first evaluation part and
+`eval_PART_*` of every other (without `validation_`), `model_type`, `parameters`, `seconds`, `environment`, `history` and
+what `Job.facts` adds; that of several trials `job`, `kind` ("seeds" or "search"), `score`, `std` (of seeds), `scores`,
+`best` (a trial's name), `trials`, `model_type`, `parameters`, `environment` and the facts.
 """
 
 import copy
