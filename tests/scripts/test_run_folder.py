@@ -80,7 +80,7 @@ def test_overwriting_never_deletes_what_is_read(tmp_path, monkeypatch):
     corpus = folder / "corpus.txt"
     corpus.write_text("precious")
     for inputs in ([str(corpus)], [str(folder / "*.txt")], [str(folder)]):
-        with pytest.raises(UserError, match="would delete .*, which this run needs"):
+        with pytest.raises(UserError, match=r"would delete .*, which this run needs"):
             check_run_folder(folder, identity(seed=2), True, inputs)
     monkeypatch.chdir(folder)
     with pytest.raises(UserError, match="would delete"):
@@ -93,9 +93,14 @@ def test_a_mistake_before_the_first_checkpoint_leaves_nothing(tmp_path):
         raise UserError("wrong")
     assert not (tmp_path / "run").exists()
     folder = tmp_path / "other"
-    with pytest.raises(UserError), claim_run_folder(folder, identity(), {}):
-        write_json(folder / "checkpoint-2" / "trainer_state.json", {})
-        raise UserError("diverged")
+
+    def diverge():
+        with claim_run_folder(folder, identity(), {}):
+            write_json(folder / "checkpoint-2" / "trainer_state.json", {})
+            raise UserError("diverged")
+
+    with pytest.raises(UserError, match="diverged"):
+        diverge()
     assert folder_state(folder, identity()) == "resumed"
 
 

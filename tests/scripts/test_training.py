@@ -157,7 +157,7 @@ def test_mistakes_are_found_before_anything_is_read(tmp_path, flags, message, mo
 
 def test_several_gpus_in_one_process_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(RunArguments, "n_gpu", 2)
-    with pytest.raises(UserError, match="2 GPUs are seen by a single process.*accelerate launch"):
+    with pytest.raises(UserError, match=r"2 GPUs are seen by a single process.*accelerate launch"):
         prepare(arguments(tmp_path), {})
 
 
