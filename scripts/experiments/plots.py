@@ -1,6 +1,6 @@
 """Pictures of runs."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import matplotlib
@@ -9,6 +9,7 @@ import matplotlib
 matplotlib.use("Agg")  # a picture file is wanted, also where there is no screen
 
 import matplotlib.pyplot as plt
+import numpy as np
 from matplotlib.ticker import LogLocator, MaxNLocator
 
 
@@ -196,5 +197,37 @@ def plot_benchmark(
     handles = [plt.Line2D([], [], ms=5, label=name, **styles[name]) for name in names]
     figure.legend(handles=handles, frameon=False, fontsize="small", loc="outside right center")
     figure.suptitle(title)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+def plot_confusion_matrix(counts: np.ndarray, labels: Sequence[str], path: str | Path, title: str) -> None:
+    """
+    Draw how often each label was taken for each, shaded by its share of the label's examples.
+
+    Args:
+        counts (`np.ndarray` of shape `(num_labels, num_labels)`): A row for each true label.
+        labels (sequence of `str`): Their names; long ones are cut.
+        path (`str` or `Path`): The PNG to write.
+        title (`str`): Stands above the picture.
+    """
+    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    names = [name if len(name) <= 24 else f"{name[:23]}…" for name in labels]
+    side = min(40.0, 0.42 * len(names) + 2.6)
+    figure, axes = plt.subplots(figsize=(side + 0.8, side), layout="constrained")
+    picture = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
+    few = len(names) < 6
+    if len(names) <= 80:  # in more cells a number would be too small to be read
+        for row, column in np.argwhere(counts):
+            colour = "white" if shares[row, column] > 0.6 else "black"
+            number = f"{counts[row, column]:,}"
+            size = 9 if few or len(number) < 5 else 6
+            axes.text(column, row, number, ha="center", va="center", color=colour, fontsize=size)
+    size = 10 if len(names) <= 80 else 5
+    rotation, place = (0, "center") if few and max(map(len, names)) < 12 else (45, "right")
+    axes.set_xticks(range(len(names)), names, rotation=rotation, ha=place, fontsize=size)
+    axes.set_yticks(range(len(names)), names, fontsize=size)
+    axes.set(title=title, xlabel="predicted", ylabel="true")
+    figure.colorbar(picture, ax=axes, shrink=0.8, label="share of the true label")
     figure.savefig(path, dpi=120)
     plt.close(figure)
