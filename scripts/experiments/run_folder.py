@@ -184,7 +184,8 @@ def claim_run_folder(
         try:
             yield state
         except UserError:
-            if state == "new" and find_checkpoint(folder) is None:
+            # Runs in folders of this one are its work, too.
+            if state == "new" and find_checkpoint(folder) is None and not any(folder.glob(f"*/{RUN_FILE}")):
                 _empty(folder)
                 (folder / ".lock").unlink(missing_ok=True)
                 if not existed:

@@ -51,7 +51,15 @@ _DECISIVE = (
     "early_stopping_patience",
 )
 # Files of a run that say where things lie on the machine it was made on.
-_LOCAL_FILES = [ARGUMENTS_FILE, RUN_FILE, "training_args.bin", "trainer_state.json", "checkpoint-*", "tokenizer/*"]
+_LOCAL_FILES = [
+    ARGUMENTS_FILE,
+    RUN_FILE,
+    "training_args.bin",
+    "trainer_state.json",
+    "checkpoint-*",
+    "runs/*",
+    "tokenizer/*",
+]
 
 
 @dataclass
