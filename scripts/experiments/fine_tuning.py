@@ -3,7 +3,7 @@ Fine-tuning of any task: one seed or many, at fixed values or over a grid, on on
 
 Nothing here knows a task. A script describes what it trains as a [`Job`] and hands it over:
 
-    group = parse_command((MyDataArguments, CheckpointArguments, FineTuningArguments), __doc__, BASE_RECIPE)
+    command = parse_command((MyDataArguments, CheckpointArguments, FineTuningArguments), __doc__, BASE_RECIPE)
     ...
     identity = {"data": fingerprint_rows(train, validation), "checkpoint": ...}
     finished = check_job(folder, identity, training, inputs)   # before anything is written: raises, or says if done
@@ -18,54 +18,53 @@ card; a job of several trials has `metrics.json` (median or best) and `curve.png
 
 `metrics.json` of a trial has `name`, `folder`, `job`, `score` (of the first evaluation part), `seed`,
 `global_batch_size`, `train_samples`, the metrics `eval_*` (also `eval_samples`) of the first evaluation part and
-`eval_PART_*` of every other (without `validation_`), `model_type`, `parameters`, `seconds`, `environment`, `history` and
-what `Job.facts` adds; that of several trials `job`, `kind` ("seeds" or "search"), `score`, `std` (of seeds), `scores`,
-`best` (a trial's name), `trials`, `model_type`, `parameters`, `environment` and the facts.
+`eval_PART_*` of every other (without `validation_`), `model_type`, `parameters`, `seconds`, `environment`, `history`
+and the job's facts. That of several trials has `job`, `kind` ("seeds" or "search"), `score`, `std` (of seeds),
+`scores`, `best` (a trial's name), `trials`, `model_type`, `parameters`, `environment` and the facts.
 """
 
 import copy
-import inspect
+import hashlib
 import itertools
-import json
 import logging
+import math
 import shutil
 import statistics
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import yaml
+import numpy as np
 from accelerate import PartialState
 from datasets import Dataset
 from tqdm import tqdm
-from transformers import (
-    DataCollatorWithPadding,
-    EvalPrediction,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    Trainer,
-    set_seed,
-)
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, EvalLoopOutput, IntervalStrategy
+from transformers import EarlyStoppingCallback, EvalPrediction, PreTrainedModel, set_seed
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, IntervalStrategy
 
 from experiments.arguments import UserError
-from experiments.glue.metrics import compute_task_metrics
-from experiments.glue.tasks import GlueArguments, GlueTask, encode_split, load_split
-from experiments.model_card import write_classification_card
-from experiments.models import CheckpointArguments, check_fit, load_classifier, load_tokenizer
 from experiments.plots import plot_task_curves
-from experiments.results import describe_environment, write_atomically, write_json
-from experiments.run_folder import ARGUMENTS_FILE, METRICS_FILE, find_checkpoint
-from experiments.training import RunArguments, StepTimer, accumulation_steps, share_buffers, upload_run
+from experiments.results import describe_environment, read_json, write_json
+from experiments.run_folder import METRICS_FILE, RunIdentity, check_run_folder, claim_run_folder, find_checkpoint
+from experiments.training import (
+    ExperimentTrainer,
+    RunArguments,
+    StepTimer,
+    accumulation_steps,
+    announce,
+    describe_model,
+    describe_steps,
+    finish_trackers,
+    training_identity,
+    upload_run,
+)
 
 
-logger = logging.getLogger("run_glue")
+logger = logging.getLogger(__name__)
 
-REGRESSION_LABEL = "similarity"
-# What makes several trials of one run, and does not belong to any of them.
+# What makes several trials of one job, and does not belong to any of them.
 _SEVERAL_TRIALS = ("seeds", "search", "search_epochs", "search_learning_rates", "search_batch_sizes")
 _SHORT_NAMES = {
     "seed": "seed",
@@ -78,14 +77,12 @@ _WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
 
 @dataclass
 class FineTuningArguments(RunArguments):
-    """The arguments of the Trainer, and what is run more than once."""
+    """The arguments of the Trainer, what is run more than once, and what is kept of it."""
 
-    output_dir: str | None = field(
-        default="runs/glue", metadata={"help": "Folder of the runs; every task gets a folder of its name in it."}
-    )
+    output_dir: str | None = field(default="runs/fine_tuning", metadata={"help": "Folder of the run."})
     seeds: int = field(
         default=1,
-        metadata={"help": "Run every task with this many seeds from --seed on, and report median and spread."},
+        metadata={"help": "Train with this many seeds from --seed on, and report median and spread."},
     )
     search: bool = field(
         default=False,
@@ -98,16 +95,24 @@ class FineTuningArguments(RunArguments):
     search_batch_sizes: list[int] = field(
         default_factory=lambda: [16, 32], metadata={"help": "Sequences per optimizer step to try, over all devices."}
     )
-
-    mnli_checkpoint: str | None = field(
+    early_stopping_patience: int | None = field(
         default=None,
         metadata={
-            "help": "Checkpoint fine-tuned on MNLI from which RTE, MRPC and STS-B start: a folder, a name on the Hub, "
-            "or `run` for the best one of this --output_dir."
+            "help": "Stop after so many evaluations without a better score (or --metric_for_best_model); the best "
+            "model is the one that is kept, as with --load_best_model_at_end."
         },
     )
 
     def __post_init__(self) -> None:
+        patience = self.early_stopping_patience
+        if patience is not None:
+            if patience < 1:
+                raise UserError(f"--early_stopping_patience is {patience}; it must be at least 1.")
+            if IntervalStrategy(self.eval_strategy) == IntervalStrategy.NO:
+                raise UserError("--early_stopping_patience needs evaluations while training; add --eval_strategy.")
+            self.load_best_model_at_end = True
+        if self.load_best_model_at_end:
+            self.metric_for_best_model = self.metric_for_best_model or "score"
         super().__post_init__()
         if self.seeds < 1:
             raise UserError(f"--seeds is {self.seeds}; it must be at least 1.")
@@ -117,13 +122,15 @@ class FineTuningArguments(RunArguments):
             )
         if self.search and self.max_steps > 0:
             raise UserError("--search tries numbers of epochs, which --max_steps overrides; leave it out.")
-        if self.prediction_loss_only or self.batch_eval_metrics or not self.eval_do_concat_batches:
-            raise UserError(
-                "GLUE's metrics need all predictions at once; leave out --prediction_loss_only, "
-                "--batch_eval_metrics and --eval_do_concat_batches."
-            )
         if self.search and not (self.search_epochs and self.search_learning_rates and self.search_batch_sizes):
             raise UserError("--search needs at least one value for each of its --search_* flags.")
+        if self.push_to_hub and (self.search or self.seeds > 1):
+            raise UserError("--push_to_hub pushes one model; leave out --search and --seeds.")
+        if self.prediction_loss_only or self.batch_eval_metrics or not self.eval_do_concat_batches:
+            raise UserError(
+                "The metrics need all predictions at once; leave out --prediction_loss_only, --batch_eval_metrics and "
+                "--eval_do_concat_batches."
+            )
 
 
 @dataclass(frozen=True)
@@ -169,15 +176,24 @@ class Trial:
 
     Args:
         folder (`Path`): Where its model and its metrics go.
-        values (`dict`): Arguments of the Trainer that it changes: its seed and, in a search, what is tried.
+        values (`dict`): Arguments that it changes: its seed and, in a search, what is tried.
+        args ([`FineTuningArguments`]): The arguments of its Trainer.
+        identity ([`RunIdentity`]): What makes it this trial and not another.
     """
 
     folder: Path
     values: dict[str, Any]
+    args: FineTuningArguments
+    identity: RunIdentity
+
+    @property
+    def name(self) -> str:
+        """What its values are."""
+        return ", ".join(f"{_SHORT_NAMES[name]} {value:g}" for name, value in self.values.items())
 
 
-class GlueTrainer(Trainer):
-    """A Trainer that scales every architecture's loss alike and evaluates one model on all processes."""
+class FineTuningTrainer(ExperimentTrainer):
+    """A Trainer that scales every architecture's loss alike, and takes no step behind the last one."""
 
     def __init__(self, **kwargs: Any):
         super().__init__(**kwargs)
@@ -185,291 +201,279 @@ class GlueTrainer(Trainer):
         # Most do not, and accumulating gradients over n batches would then multiply their gradients by n.
         self.model_accepts_loss_kwargs = False
 
-    def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
-        share_buffers(self)
-        return super().evaluation_loop(*args, **kwargs)
+    def _run_epoch(self, **kwargs: Any) -> None:
+        # A run that is cut short behind its last checkpoint is resumed within an epoch that has a next batch.
+        if self.state.global_step < self.state.max_steps and not self.control.should_training_stop:
+            super()._run_epoch(**kwargs)
 
 
-def plan_trials(folder: Path, training: FineTuningArguments) -> list[Trial]:
-    """The trials of one task: a grid, several seeds, or a single one, which gets the task's own folder."""
-    seed = training.seed
-    if training.search:
-        grid = itertools.product(training.search_epochs, training.search_learning_rates, training.search_batch_sizes)
-        return [
-            Trial(
-                folder / f"epochs-{epochs:g}-rate-{rate:g}-batch-{batch}",
-                {"seed": seed, "num_train_epochs": epochs, "learning_rate": rate, "global_batch_size": batch},
-            )
-            for epochs, rate, batch in grid
-        ]
-    if training.seeds > 1:
-        return [Trial(folder / f"seed-{n}", {"seed": n}) for n in range(seed, seed + training.seeds)]
-    return [Trial(folder, {"seed": seed})]
+class BestOnEvaluation(EarlyStoppingCallback):
+    """Keeps an eye on the best checkpoint, and goes on with it where a run was cut short."""
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        super().on_train_begin(args, state, control, **kwargs)
+        vars(self).update(state.stateful_callbacks[type(self).__name__]["attributes"])
+        control.should_training_stop = self.early_stopping_patience_counter >= self.early_stopping_patience
+        best = Path(args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{state.best_global_step}"
+        if best.is_dir():  # also where the whole folder has moved
+            state.best_model_checkpoint = str(best)
 
 
-def load_splits(task: GlueTask, glue: GlueArguments, training: FineTuningArguments) -> dict[str, Dataset]:
+def fingerprint_rows(*parts: Dataset) -> str:
+    """A short word for all that stands in some data sets, the same wherever they are read from."""
+    digest = hashlib.sha256()
+    for rows in parts:
+        digest.update(f"{rows.column_names} {len(rows)}".encode())
+        for batch in rows.iter(batch_size=1000):
+            digest.update(repr(batch).encode())
+    return digest.hexdigest()[:16]
+
+
+def plan_trials(folder: Path, training: FineTuningArguments, decides: dict[str, Any]) -> list[Trial]:
     """
-    Read the splits that a run needs of a task.
-
-    Raises:
-        UserError: as [`data.glue.load_split`].
-    """
-    names = [
-        *(["train"] if training.do_train else []),
-        *(task.evaluation_splits if training.do_train or training.do_eval else []),
-    ]
-    if glue.validation_file:  # of MNLI's two evaluation parts a single file is the first
-        names = [name for name in names if name not in task.evaluation_splits[1:]]
-    return {name: load_split(task, name, glue) for name in names}
-
-
-def load_task_model(task: GlueTask, checkpoint: CheckpointArguments, new_head: bool) -> PreTrainedModel:
-    """
-    Load the checkpoint as a model for a task.
-
-    Raises:
-        UserError: as [`architectures.load_classifier`].
-    """
-    return load_classifier(checkpoint, task.labels, REGRESSION_LABEL, new_head)
-
-
-def load_task_tokenizer(
-    model: PreTrainedModel, checkpoint: CheckpointArguments, max_length: int
-) -> PreTrainedTokenizerBase:
-    """
-    Load the tokenizer of a model, which then gives the inputs that the model takes and no others.
-
-    Raises:
-        UserError: if it cannot be loaded, or does not fit the model or the length.
-    """
-    name = checkpoint.tokenizer_name or checkpoint.model_name_or_path
-    tokenizer: Any = load_tokenizer(name, checkpoint.trust_remote_code, (), checkpoint.model_revision)
-    if tokenizer.pad_token is None:
-        if tokenizer.eos_token is None:
-            raise UserError(f"The tokenizer {name} has no pad token, which batches need; give another one.")
-        tokenizer.pad_token = tokenizer.eos_token
-    check_fit(model.config, tokenizer, max_length)
-    taken = inspect.signature(model.forward).parameters
-    unused = {"token_type_ids"} if getattr(model.config, "type_vocab_size", 2) < 2 else set()
-    tokenizer.model_input_names = [n for n in tokenizer.model_input_names if n in taken and n not in unused]
-    return tokenizer
-
-
-def run_task(
-    task: GlueTask,
-    folder: Path,
-    checkpoint: CheckpointArguments,
-    glue: GlueArguments,
-    training: FineTuningArguments,
-    splits: dict[str, Dataset],
-    started: dict[str, Any],
-) -> None:
-    """
-    Run all trials of a task that are not finished, and leave the task's metrics and curve.
+    The trials of a job: a grid, several seeds, or a single one, which gets the job's own folder.
 
     Args:
-        task ([`GlueTask`]): The task.
-        folder (`Path`): The task's folder.
-        checkpoint ([`CheckpointArguments`]), glue ([`GlueArguments`]), training ([`FineTuningArguments`]): The run.
-        splits (`dict`): What [`load_splits`] gives.
-        started (`dict`): The arguments to record.
+        folder (`Path`): The job's folder.
+        training ([`FineTuningArguments`]): The run.
+        decides (`dict`): The job's `identity`.
 
     Raises:
-        UserError: if the model cannot be loaded or does not fit, or diverges.
+        UserError: if a batch cannot be divided among the devices, or several trials of nothing are asked for.
     """
-    trials = plan_trials(folder, training)
-    finished = [(trial.folder / METRICS_FILE).is_file() for trial in trials]
-    tokenizer = load_task_tokenizer(
-        load_task_model(task, checkpoint, training.do_train), checkpoint, glue.max_seq_length
-    )
-    examples = {
-        name: encode_split(task, rows, tokenizer, glue.max_seq_length, f"Tokenizing {task.title}, {name}")
-        for name, rows in splits.items()
-    }
-    bar = tqdm(
-        total=len(trials),
-        initial=sum(finished),
-        desc=f"{task.title}, trials",
-        unit="trial",
-        disable=len(trials) == 1 or bool(training.disable_tqdm) or not training.should_log,
-    )
-    for trial, is_finished in zip(trials, finished, strict=True):
-        if not is_finished:
-            arguments = {name: value for name, value in started.items() if name not in _SEVERAL_TRIALS} | trial.values
-            run_trial(task, trial, checkpoint, tokenizer, glue, training, examples, arguments)
-            bar.update()
-        if training.search and training.should_save:
-            keep_best_weights([trial.folder for trial in trials])
-    bar.close()
-    if len(trials) > 1 and training.should_save:
-        results = [read_metrics(trial.folder) for trial in trials]
-        plot_task_curves(
-            {result["name"]: result["history"] for result in results}, folder / "curve.png", task_title(task)
-        )
-        write_json(folder / METRICS_FILE, summarise_trials(results, training.search))
+    seed = training.seed
+    planned: dict[str, dict[str, Any]] = {"": {"seed": seed}}
+    if (training.search or training.seeds > 1) and not training.do_train:
+        raise UserError("--search and --seeds are for training; leave them out, or add --do_train.")
+    if training.search:
+        grid = itertools.product(training.search_epochs, training.search_learning_rates, training.search_batch_sizes)
+        planned = {
+            f"epochs-{epochs:g}-rate-{rate:g}-batch-{batch}": {
+                "seed": seed,
+                "num_train_epochs": epochs,
+                "learning_rate": rate,
+                "global_batch_size": batch,
+            }
+            for epochs, rate, batch in grid
+        }
+    elif training.seeds > 1:
+        planned = {f"seed-{n}": {"seed": n} for n in range(seed, seed + training.seeds)}
+    trials = []
+    for name, values in planned.items():
+        args = copy.copy(training)
+        vars(args).update(values | {"output_dir": str(folder / name)})
+        if training.search:
+            batch = values["global_batch_size"]
+            args.per_device_train_batch_size = min(args.per_device_train_batch_size, max(1, batch // args.world_size))
+            args.gradient_accumulation_steps = accumulation_steps(args, batch)
+        trials.append(Trial(folder / name, values, args, _trial_identity(args, decides)))
+    return trials
+
+
+def check_job(
+    folder: Path, decides: dict[str, Any], training: FineTuningArguments, inputs: Iterable[str] = ()
+) -> bool:
+    """
+    Check that a job may use a folder, and write nothing.
+
+    Args:
+        folder (`Path`), decides (`dict`), training ([`FineTuningArguments`]): As for [`plan_trials`].
+        inputs (iterable of `str`, *optional*): Paths that the job reads, which must not be deleted with the folder.
+
+    Returns:
+        `bool`: whether all of it is finished.
+
+    Raises:
+        UserError: as [`plan_trials`], or if the folder holds another job or other files, or a trial that cannot be
+            made longer.
+    """
+    trials = plan_trials(folder, training, decides)
+    state = check_run_folder(folder, _job_identity(training, decides), training.overwrite, inputs)
+    if state == "new":
+        return False
+    states = [state] if len(trials) == 1 else [check_run_folder(trial.folder, trial.identity) for trial in trials]
+    for trial, state in zip(trials, states, strict=True):
+        if state == "grown":
+            raise UserError(
+                f"{trial.folder} holds this run, finished after fewer steps, and with it the state of its optimizer "
+                "was deleted: it cannot be made longer. Choose another folder, or pass --overwrite to train it anew."
+            )
+    return all(state == "finished" for state in states) and trial_folders(folder) == [t.folder for t in trials]
+
+
+def run_job(job: Job, folder: Path, training: FineTuningArguments, started: dict[str, Any]) -> dict[str, Any]:
+    """
+    Run all trials of a job that are not finished, and leave the job's metrics and curve.
+
+    Args:
+        job ([`Job`]): What to fine-tune on.
+        folder (`Path`): The job's folder, which [`check_job`] has let pass.
+        training ([`FineTuningArguments`]): The run.
+        started (`dict`): The arguments to record, as a recipe that gives the job again.
+
+    Returns:
+        `dict`: what `metrics.json` holds.
+
+    Raises:
+        UserError: if another process is at work in the folder, or training diverges.
+    """
+    trials = plan_trials(folder, training, job.identity)
+    is_one = len(trials) == 1
+    hold: Any = nullcontext()
+    if not is_one:
+        if training.should_save and not training.overwrite:
+            (folder / METRICS_FILE).unlink(missing_ok=True)  # a summary of fewer trials
+        hold = _hold(folder, _job_identity(training, job.identity), training, started)
+    is_silent = is_one or bool(training.disable_tqdm) or not training.should_log
+    is_announced = False
+    with hold:
+        for trial in tqdm(trials, f"{job.title}, trials", unit="trial", disable=is_silent):
+            if not (trial.folder / METRICS_FILE).is_file() or (training.overwrite and is_one):
+                arguments = _trial_arguments(trial, started)
+                with _hold(trial.folder, trial.identity, trial.args, arguments):
+                    run_trial(job, trial, arguments, is_announced)
+                is_announced = True
+            if training.search and training.should_save:
+                keep_best_weights([trial.folder for trial in trials])
+        if not is_one and training.should_save:
+            results = [read_metrics(trial.folder) for trial in trials]
+            plot_task_curves({r["name"]: r["history"] for r in results}, folder / "curve.png", job.title)
+            write_json(folder / METRICS_FILE, summarise_trials(results, training.search, job.facts))
     PartialState().wait_for_everyone()
+    return read_metrics(folder)
 
 
-def run_trial(
-    task: GlueTask,
-    trial: Trial,
-    checkpoint: CheckpointArguments,
-    tokenizer: PreTrainedTokenizerBase,
-    glue: GlueArguments,
-    training: FineTuningArguments,
-    examples: dict[str, Dataset],
-    arguments: dict[str, Any],
-) -> None:
+def run_trial(job: Job, trial: Trial, arguments: dict[str, Any], is_announced: bool = False) -> None:
     """Fine-tune once, evaluate, and leave the model with its metrics, curve and card."""
     start = time.perf_counter()
-    args = trial_arguments(trial, training)
-    if training.search:
-        arguments = arguments | {"per_device_train_batch_size": args.per_device_train_batch_size}
-    if args.should_save:
-        write_arguments(trial.folder, arguments)
+    args, trains = trial.args, "train" in job.splits
+    args.run_name = " ".join(filter(None, (args.run_name, job.name, trial.name)))
     set_seed(args.seed)
-    model = load_task_model(task, checkpoint, training.do_train)
-    evaluation = [name for name in examples if name in task.evaluation_splits]
-    timer = StepTimer()
-    trainer = build_trainer(
-        task,
-        model,
-        args,
-        tokenizer,
-        glue,
-        train_dataset=examples.get("train"),
-        eval_dataset=examples[evaluation[0]],
-        callbacks=[timer],
+    model = job.build_model()
+    if not is_announced:
+        counts = ", ".join(f"{name} {len(examples):,}" for name, examples in job.splits.items())
+        announce(
+            model=describe_model(model, f"from {job.facts['started_from']}"),
+            data=f"{job.title}: {counts} examples",
+            **({"steps": describe_steps(args, len(job.splits["train"]))} if trains else {}),
+        )
+    timer, callbacks = StepTimer(), []
+    if trains and args.load_best_model_at_end:
+        callbacks = [BestOnEvaluation(args.early_stopping_patience or 10**9)]
+    parts = [name for name in job.splits if name != "train"]
+    trainer = FineTuningTrainer(
+        model=model,
+        args=args,
+        train_dataset=job.splits.get("train"),
+        eval_dataset=job.splits[parts[0]],
+        data_collator=job.collator,
+        processing_class=job.processing_class,
+        compute_metrics=job.compute_metrics,
+        callbacks=[timer, *callbacks],
     )
-    metrics: dict[str, Any] = {}
-    if training.do_train:
-        resumed = training.resume_from_checkpoint or find_checkpoint(trial.folder)
-        metrics |= trainer.train(resume_from_checkpoint=resumed).metrics | timer.metrics()
-    for name in evaluation:
-        prefix = "eval" if name == evaluation[0] else f"eval_{name.removeprefix('validation_')}"
-        metrics |= trainer.evaluate(examples[name], metric_key_prefix=prefix)
-    values = {name: getattr(args, name) for name in ("num_train_epochs", "learning_rate")} if training.do_train else {}
-    result = {
-        "name": ", ".join(f"{_SHORT_NAMES[name]} {value:g}" for name, value in trial.values.items()),
-        "folder": trial.folder.name,
-        "task": task.name,
-        "score": metrics["eval_score"],
-        "seed": args.seed,
-        **values,
-        "global_batch_size": args.train_batch_size * args.world_size * args.gradient_accumulation_steps,
-        **metrics,
-        "seconds": time.perf_counter() - start,
-        "is_partial": bool(glue.max_train_samples or glue.max_eval_samples),
-        "train_examples": len(examples["train"]) if "train" in examples else 0,
-        "started_from": checkpoint.model_name_or_path,
-        "model_type": model.config.model_type,
-        "parameters": model.num_parameters(),
-        "environment": describe_environment(),
-        "history": trainer.state.log_history,
-    }
-    if training.do_train:
+    trained: dict[str, Any] = {}
+    if trains:
+        resumed = args.resume_from_checkpoint or find_checkpoint(trial.folder)
+        trained = trainer.train(resume_from_checkpoint=resumed).metrics | timer.metrics()
+        trained["train_samples"] = len(job.splits["train"])
+        if args.load_best_model_at_end:
+            trained["best_step"] = trainer.state.best_global_step
+    measured = _evaluate(trainer, job, parts)
+    if trains:
         # As a step of the Trainer's own, which does not push yet: the card and the metrics are still to come.
         trainer.save_model(_internal_call=True)
+        trainer.save_state()
     if trainer.is_world_process_zero():
-        report_trial(task, trial.folder, result, arguments, training.do_train)
-    if training.push_to_hub:
-        upload_run(trainer, trial.folder, f"End of fine-tuning on {task.title}")
+        values = ("seed", "num_train_epochs", "learning_rate") if trains else ("seed",)
+        result = {
+            "name": trial.name,
+            "folder": trial.folder.name,
+            "job": job.name,
+            "score": measured["eval_score"],
+            **{name: getattr(args, name) for name in values},
+            "global_batch_size": args.train_batch_size * args.world_size * args.gradient_accumulation_steps,
+            **job.facts,
+            **trained,
+            **measured,
+            "seconds": time.perf_counter() - start,
+            "model_type": model.config.model_type,
+            "parameters": model.num_parameters(),
+            "environment": describe_environment(),
+            "history": [_without_infinite(entry) for entry in trainer.state.log_history],
+        }
+        for name, metrics in (("train", trained), ("eval", measured), ("all", trained | measured)):
+            if metrics:
+                write_json(trial.folder / f"{name}_results.json", metrics)
+        _report_trial(job, trial, result, arguments)
+    finish_trackers(args)
+    if args.push_to_hub:
+        upload_run(trainer, trial.folder, f"End of fine-tuning on {job.title}")
     PartialState().wait_for_everyone()
 
 
-def report_trial(
-    task: GlueTask, folder: Path, result: dict[str, Any], arguments: dict[str, Any], trained: bool
-) -> None:
-    """Write a finished trial's curve, card and metrics."""
-    if trained:
-        plot_task_curves({result["name"]: result["history"]}, folder / "curve.png", task_title(task))
-        write_classification_card(folder, task, result, arguments)
-    # Last, because a folder with metrics is a finished trial.
-    write_json(folder / METRICS_FILE, result)
-    for state in folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*"):
-        shutil.rmtree(state)
-    shown = ", ".join(f"{name} {result[f'eval_{name}']:.4f}" for name in task.metrics)
-    logger.info("%s, %s: %s (%.0f s). In %s.", task.title, result["name"], shown, result["seconds"], folder)
-
-
-def trial_arguments(trial: Trial, training: FineTuningArguments) -> FineTuningArguments:
-    """The arguments of the Trainer for one trial."""
-    args = copy.copy(training)
-    args.output_dir = str(trial.folder)
-    args.seed = trial.values["seed"]
-    if training.search:
-        args.num_train_epochs = trial.values["num_train_epochs"]
-        args.learning_rate = trial.values["learning_rate"]
-        batch = trial.values["global_batch_size"]
-        args.per_device_train_batch_size = min(training.per_device_train_batch_size, max(1, batch // args.world_size))
-        args.gradient_accumulation_steps = accumulation_steps(args, batch)
-    return args
-
-
-def prediction_arguments(training: FineTuningArguments, folder: Path) -> FineTuningArguments:
-    """The arguments of a Trainer that only predicts."""
-    args = copy.copy(training)
-    args.output_dir = str(folder)
-    args.eval_strategy = IntervalStrategy.NO
-    args.push_to_hub = False
-    return args
-
-
-def build_trainer(
-    task: GlueTask,
+def predict(
     model: PreTrainedModel,
-    args: FineTuningArguments,
-    tokenizer: PreTrainedTokenizerBase,
-    glue: GlueArguments,
-    **kwargs: Any,
-) -> GlueTrainer:
-    """A Trainer for a task; further arguments are the Trainer's."""
-    padding = "max_length" if glue.pad_to_max_length else "longest"
-    if getattr(model.config, "pad_token_id", None) is None:
-        model.config.pad_token_id = tokenizer.pad_token_id  # by which a decoder finds the last token of a text
-    return GlueTrainer(
-        model=model,
-        args=args,
-        data_collator=DataCollatorWithPadding(tokenizer, padding=padding, max_length=glue.max_seq_length),
-        processing_class=tokenizer,
-        compute_metrics=partial(compute_task_metrics, task),
-        **kwargs,
-    )
+    examples: Dataset,
+    collator: Callable[[list[Any]], dict[str, Any]],
+    processing_class: Any,
+    training: FineTuningArguments,
+    folder: Path,
+) -> np.ndarray:
+    """
+    What a model answers, over all devices; every process gets all of it.
+
+    Args:
+        model (`PreTrainedModel`): The model.
+        examples (`Dataset`): Encoded examples, with or without labels.
+        collator (callable), processing_class (any): As of a [`Job`].
+        training ([`FineTuningArguments`]): The run.
+        folder (`Path`): A folder that the Trainer may make.
+
+    Returns:
+        `np.ndarray` of shape `(num_examples, num_labels)`: the logits.
+    """
+    args = copy.copy(training)
+    args.output_dir, args.eval_strategy, args.load_best_model_at_end = str(folder), IntervalStrategy.NO, False
+    args.push_to_hub, args.report_to = False, []
+    trainer = FineTuningTrainer(model=model, args=args, data_collator=collator, processing_class=processing_class)
+    predictions = trainer.predict(examples).predictions
+    return predictions[0] if isinstance(predictions, tuple) else predictions
 
 
 def keep_best_weights(folders: Sequence[Path]) -> None:
     """Delete the weights of all finished trials but the best; what they measured stays."""
     finished = [folder for folder in folders if (folder / METRICS_FILE).is_file()]
+    best = max(finished, key=lambda folder: read_metrics(folder)["score"])
     for folder in finished:
-        if folder != best_trial(finished):
-            for pattern in _WEIGHTS:
-                for file in folder.glob(pattern):
-                    file.unlink()
+        for file in (file for pattern in _WEIGHTS for file in folder.glob(pattern) if folder != best):
+            file.unlink()
 
 
-def best_trial(folders: Iterable[Path]) -> Path:
-    """The folder with the best score, the first of equals."""
-    return max(folders, key=lambda folder: read_metrics(folder)["score"])
-
-
-def read_metrics(folder: Path) -> dict[str, Any]:
-    """What a finished trial or task has measured."""
-    return json.loads((folder / METRICS_FILE).read_text(encoding="utf-8"))
-
-
-def task_trials(folder: Path) -> list[Path]:
-    """The folders of a finished task's trials: its own if there was a single one."""
+def trial_folders(folder: Path) -> list[Path]:
+    """The folders of a finished job's trials: its own if there is a single one; none if it is not finished."""
+    if not (folder / METRICS_FILE).is_file():
+        return []
     trials = read_metrics(folder).get("trials")
     return [folder] if trials is None else [folder / trial["folder"] for trial in trials]
 
 
-def summarise_trials(results: Sequence[dict[str, Any]], search: bool) -> dict[str, Any]:
-    """A task's metrics: the best of a search, or the median of several seeds, with every trial's score and time."""
+def best_trial(folder: Path) -> Path:
+    """The folder of a finished job's trial with the best score, the first of equals."""
+    return max(trial_folders(folder), key=lambda trial: read_metrics(trial)["score"])
+
+
+def read_metrics(folder: Path) -> dict[str, Any]:
+    """What a finished trial or job has measured."""
+    return read_json(folder / METRICS_FILE)
+
+
+def summarise_trials(results: Sequence[dict[str, Any]], search: bool, facts: dict[str, Any]) -> dict[str, Any]:
+    """A job's metrics: the best of a search, or the median of several seeds, with every trial's score and time."""
     scores = [result["score"] for result in results]
     best = results[scores.index(max(scores))]
     kept = ("folder", "name", "seed", "score", "seconds", "num_train_epochs", "learning_rate", "global_batch_size")
     return {
-        "task": best["task"],
+        "job": best["job"],
         "score": best["score"] if search else statistics.median(scores),
         "kind": "search" if search else "seeds",
         **({} if search else {"std": statistics.stdev(scores)}),
@@ -478,15 +482,76 @@ def summarise_trials(results: Sequence[dict[str, Any]], search: bool) -> dict[st
         "trials": [
             {name: result[name] for name in result if name in kept or name.startswith("eval_")} for result in results
         ],
-        **{name: best[name] for name in ("is_partial", "started_from", "model_type", "parameters", "environment")},
+        **{name: best[name] for name in (*facts, "model_type", "parameters", "environment")},
     }
 
 
-def write_arguments(folder: Path, arguments: dict[str, Any]) -> None:
-    """Record a trial's arguments as a recipe that gives it again."""
-    write_atomically(folder / ARGUMENTS_FILE, yaml.safe_dump(arguments, sort_keys=False, allow_unicode=True))
+def _trial_identity(args: FineTuningArguments, decides: dict[str, Any]) -> RunIdentity:
+    if not args.do_train:  # no argument of an optimizer decides what a model answers
+        return RunIdentity({"do_train": False} | decides, {"num_train_epochs": 0})
+    return training_identity(args, {"do_train": True} | decides)
 
 
-def task_title(task: GlueTask) -> str:
-    """A task with what its score is."""
-    return f"{task.title} ({' and '.join(task.scored).replace('_', ' ')})"
+def _job_identity(training: FineTuningArguments, decides: dict[str, Any]) -> RunIdentity:
+    """The identity of a job's folder: of several trials it leaves out in what they differ."""
+    identity = _trial_identity(training, decides)
+    if not training.search and training.seeds == 1:
+        return identity
+    differing = ("learning_rate", "global_batch_size") if training.search else ("seed",)
+    shared = {name: value for name, value in identity.decides.items() if name not in differing}
+    length = {"num_train_epochs": 0.0} if training.search else identity.length
+    return RunIdentity(shared | {"trials": "search" if training.search else "seeds"}, length, identity.precision)
+
+
+def _trial_arguments(trial: Trial, started: dict[str, Any]) -> dict[str, Any]:
+    """A recipe that gives the trial again, alone."""
+    arguments = {name: value for name, value in started.items() if name not in _SEVERAL_TRIALS} | trial.values
+    if "global_batch_size" in trial.values:
+        arguments.pop("gradient_accumulation_steps", None)
+        arguments["per_device_train_batch_size"] = trial.args.per_device_train_batch_size
+    return arguments
+
+
+@contextmanager
+def _hold(
+    folder: Path, identity: RunIdentity, training: FineTuningArguments, arguments: dict[str, Any]
+) -> Iterator[None]:
+    """Hold a folder in the first process, while all of them are at work in it."""
+    PartialState().wait_for_everyone()  # until all have looked at what is there
+    with ExitStack() as stack:
+        with training.main_process_first(local=False):
+            if training.should_save:
+                stack.enter_context(claim_run_folder(folder, identity, arguments, training.overwrite))
+        yield
+
+
+def _evaluate(trainer: FineTuningTrainer, job: Job, parts: Sequence[str]) -> dict[str, float]:
+    """What the model that is left measures on every evaluation part."""
+    metrics: dict[str, float] = {}
+    state = trainer.state
+    is_last = not trainer.args.load_best_model_at_end or state.best_global_step == state.global_step
+    for name in parts:
+        prefix = "eval" if name == parts[0] else f"eval_{name.removeprefix('validation_')}"
+        known = trainer.last_evaluation() if name == parts[0] and is_last else None
+        metrics |= known or trainer.evaluate(job.splits[name], metric_key_prefix=prefix)
+        metrics[f"{prefix}_samples"] = len(job.splits[name])
+    return {name: value for name, value in metrics.items() if name.startswith("eval_")}
+
+
+def _report_trial(job: Job, trial: Trial, result: dict[str, Any], arguments: dict[str, Any]) -> None:
+    """Write a finished trial's curve, card and metrics."""
+    folder = trial.folder
+    if "train" in job.splits:
+        plot_task_curves({trial.name: result["history"]}, folder / "curve.png", job.title)
+        job.write_card(folder, result, arguments)
+    # Last, because a folder with metrics is a finished trial.
+    write_json(folder / METRICS_FILE, result)
+    for state in folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*"):
+        shutil.rmtree(state)
+    shown = ", ".join(f"{name} {result[f'eval_{name}']:.4f}" for name in job.shown)
+    logger.info("%s, %s: %s (%.0f s). In %s.", job.title, trial.name, shown, result["seconds"], folder)
+
+
+def _without_infinite(entry: dict[str, Any]) -> dict[str, Any]:
+    """An entry of the log without norms of gradients that half precision could not hold."""
+    return {key: value for key, value in entry.items() if not isinstance(value, float) or math.isfinite(value)}

@@ -4,15 +4,14 @@ import logging
 import warnings
 from typing import Any
 
-import datasets
-import evaluate
 import numpy as np
+from datasets import Dataset
 from scipy.stats import pearsonr, spearmanr
 from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 from transformers import EvalPrediction
 
 from experiments.arguments import UserError
-from experiments.glue.tasks import TASKS, GlueTask
+from experiments.glue.tasks import GlueTask
 
 
 logger = logging.getLogger(__name__)
@@ -26,50 +25,31 @@ DEFINITIONS = {
 }
 
 
-class GlueMetric(evaluate.Metric):
+def compute_metrics(task: GlueTask, predicted: Any, expected: Any) -> dict[str, float]:
     """
-    The metrics of one GLUE task, as the benchmark defines them, on scikit-learn and scipy.
-
-        GlueMetric("mrpc").compute(predictions=[0, 1], references=[0, 1])  # {"accuracy": 1.0, "f1": 1.0}
+    The metrics of a task, as the benchmark defines them, and their mean as in the paper's table, its `score`.
 
     Where a metric is not defined it is 0, with a warning: a correlation of predictions or labels that are all equal,
     F1 without a label or prediction of class 1, Matthews correlation of a single class.
 
     Args:
-        config_name (`str`): Name of a task.
+        task ([`GlueTask`]): The task.
+        predicted, expected (sequences of numbers): Class numbers, or similarities.
     """
-
-    def __init__(self, config_name: str, **kwargs: Any):
-        if config_name not in TASKS:
-            raise ValueError(f"There is no GLUE task `{config_name}`; the tasks are {', '.join(TASKS)}.")
-        # The predictions of a data set as small as these need no file.
-        super().__init__(config_name=config_name, keep_in_memory=True, **kwargs)
-
-    def _info(self) -> evaluate.MetricInfo:
-        value = datasets.Value("float64" if TASKS[str(self.config_name)].is_regression else "int64")
-        return evaluate.MetricInfo(
-            description="The metrics of one GLUE task.",
-            citation="Wang et al., GLUE: A Multi-Task Benchmark and Analysis Platform for Natural Language "
-            "Understanding, 2018",
-            inputs_description="Class numbers, or similarities for stsb.",
-            features=datasets.Features({"predictions": value, "references": value}),
-        )
-
-    def _build_data_dir(self) -> str:
-        # The library would make a folder in the user's cache, though nothing is kept in it.
-        return str(self._data_dir_root)
-
-    def _compute(self, *, predictions: Any, references: Any) -> dict[str, float]:
-        predicted, expected = np.asarray(predictions), np.asarray(references)
-        return {
-            name: _METRICS[name](predicted, expected, f"{self.config_name}: {name}")
-            for name in TASKS[str(self.config_name)].metrics
-        }
+    predicted, expected = np.asarray(predicted), np.asarray(expected)
+    metrics = {name: _METRICS[name](predicted, expected, f"{task.name}: {name}") for name in task.metrics}
+    return {**metrics, "score": float(np.mean([metrics[name] for name in task.scored]))}
 
 
-def score_of(task: GlueTask, metrics: dict[str, float]) -> float:
-    """The one number that stands for a task in the paper's table: the mean of its scored metrics."""
-    return float(np.mean([metrics[name] for name in task.scored]))
+def majority_metrics(task: GlueTask, training: Dataset, evaluation: Dataset) -> dict[str, float]:
+    """What a model without any skill measures: the commonest training label, or the mean, whatever the text is."""
+    values, counts = np.unique(training["label"], return_counts=True)
+    answer = np.mean(training["label"]) if task.is_regression else values[counts.argmax()]
+    level = logger.level
+    logger.setLevel(logging.ERROR)  # that all predictions are equal is what is asked for
+    metrics = compute_metrics(task, np.full(len(evaluation), answer), evaluation["label"])
+    logger.setLevel(level)
+    return metrics
 
 
 def predicted_labels(task: GlueTask, predictions: Any) -> np.ndarray:
@@ -96,10 +76,8 @@ def predicted_labels(task: GlueTask, predictions: Any) -> np.ndarray:
 
 
 def compute_task_metrics(task: GlueTask, prediction: EvalPrediction) -> dict[str, float]:
-    """The metrics of a task and its `score`, for the Trainer."""
-    labels = predicted_labels(task, prediction.predictions)
-    metrics = GlueMetric(task.name).compute(predictions=labels, references=prediction.label_ids)
-    return {**metrics, "score": score_of(task, metrics)}
+    """The metrics of a task for the Trainer."""
+    return compute_metrics(task, predicted_labels(task, prediction.predictions), prediction.label_ids)
 
 
 def _accuracy(predicted: np.ndarray, expected: np.ndarray, name: str) -> float:

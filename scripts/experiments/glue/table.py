@@ -1,4 +1,4 @@
-"""The GLUE table: a model's scores beside those that the paper prints."""
+"""The GLUE table: a model's scores beside those that need no model and those that the paper prints."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -8,7 +8,7 @@ from typing import Any
 from experiments.glue.metrics import DEFINITIONS
 from experiments.glue.tasks import TASKS
 from experiments.plots import plot_task_scores
-from experiments.results import format_origin, write_atomically, write_json
+from experiments.results import command_line, format_origin, format_table, write_atomically, write_json
 
 
 # The paper's GLUE table: evaluation parts, the best of a grid, in percent.
@@ -23,11 +23,12 @@ PUBLISHED: dict[str, dict[str, float]] = {
 }
 # The tasks whose mean the paper prints; WNLI stands beside it.
 AVERAGED = tuple(PUBLISHED["SKTformer"])
+MAJORITY = "majority"
 
 
 def write_glue_table(folder: Path, title: str, results: Mapping[str, dict[str, Any]]) -> str:
     """
-    Write `glue.md`, `glue.json` and `glue.png`: the tasks that are there, and the published rows for the same tasks.
+    Write `glue.md`, `glue.json` and `glue.png`: the tasks that are there, and other rows for the same tasks.
 
     Args:
         folder (`Path`): Where they go.
@@ -38,40 +39,51 @@ def write_glue_table(folder: Path, title: str, results: Mapping[str, dict[str, A
         `str`: the Markdown, whose columns are aligned for a terminal.
     """
     tasks = [name for name in TASKS if name in results]
-    scores = {name: 100 * results[name]["score"] for name in tasks}
+    titles = [TASKS[name].title for name in tasks]
     spreads = {name: 100 * results[name]["std"] for name in tasks if "std" in results[name]}
-    published = {
-        f"{name} (published)": {task: values[task] for task in tasks if task in values}
-        for name, values in PUBLISHED.items()
+    rows = {
+        title: {name: 100 * results[name]["score"] for name in tasks},
+        MAJORITY: {n: 100 * results[n]["majority"]["score"] for n in tasks if results[n].get("majority")},
+        **{
+            f"{name} (published)": {task: values[task] for task in tasks if task in values}
+            for name, values in PUBLISHED.items()
+        },
     }
-    rows = {title: scores, **published}
-    means = {name: mean_score(values) for name, values in rows.items()}
+    rows = {name: scores for name, scores in rows.items() if scores}
+    means = {name: mean_score(scores, tasks) for name, scores in rows.items()}
     shown = {
-        name: {task: f"{value:.2f}" for task, value in values.items()} | {"mean": format_number(means[name])}
-        for name, values in rows.items()
+        name: [f"{scores[task]:.2f}" if task in scores else "" for task in tasks] for name, scores in rows.items()
     }
-    for task, spread in spreads.items():
-        shown[title][task] += f" ± {spread:.2f}"
+    shown[title] = [
+        cell + (f" ± {spreads[task]:.2f}" if task in spreads else "")
+        for task, cell in zip(tasks, shown[title], strict=True)
+    ]
     averaged = [TASKS[name].title for name in tasks if name in AVERAGED]
+    environments = [result["environment"] for result in results.values()]
     lines = [
         f"# GLUE: {title}",
         "",
-        *format_rows([TASKS[name].title for name in tasks], tasks, shown),
+        *format_table(
+            ["", *titles, "mean"],
+            [[name, *cells, "" if means[name] is None else f"{means[name]:.2f}"] for name, cells in shown.items()],
+        ),
         "",
         f"In percent, on the evaluation parts; the mean is over {', '.join(averaged) or 'none of the eight tasks'}"
         f"{' (not WNLI)' if 'wnli' in tasks else ''}.",
         "",
         *format_definitions(tasks),
         *describe_results(results, tasks),
-        "- Published rows: the paper's table, the best of a grid on the same evaluation parts, models of BERT-base's "
-        "size pre-trained on WikiText-103 and BooksCorpus.",
+        *([f"- Row `{MAJORITY}`: {_MAJORITY}"] if MAJORITY in rows else []),
+        *([f"- Published rows: {_PUBLISHED}"] if averaged else []),
         "",
-        f"![Scores by task](glue.png)\n\n{format_origin('run_glue.py', *_origin(results.values()))}",
+        "![Scores by task](glue.png)",
+        "",
+        format_origin(environments[0], command_line(), sorted({str(e["commit"]) for e in environments})),
         "",
     ]
     text = "\n".join(lines)
     plot_task_scores(
-        {name: {TASKS[task].title: value for task, value in values.items()} for name, values in rows.items()},
+        {name: {TASKS[task].title: value for task, value in scores.items()} for name, scores in rows.items()},
         {title: {TASKS[task].title: value for task, value in spreads.items()}},
         folder / "glue.png",
         "GLUE, evaluation parts",
@@ -81,27 +93,20 @@ def write_glue_table(folder: Path, title: str, results: Mapping[str, dict[str, A
     return text
 
 
-def mean_score(scores: Mapping[str, float]) -> float | None:
-    """The mean over those of the paper's eight tasks that are there; None without any."""
-    values = [value for task, value in scores.items() if task in AVERAGED]
-    return statistics.mean(values) if values else None
+_MAJORITY = (
+    "the commonest label of the training part for every text, for STS-B the mean similarity; what is not "
+    "above it is not learned."
+)
+_PUBLISHED = (
+    "the paper's table, the best of a grid on the same evaluation parts, models of BERT-base's size pre-trained on "
+    "WikiText-103 and BooksCorpus."
+)
 
 
-def format_number(value: float | None) -> str:
-    """A score with two decimals, as the paper prints it."""
-    return "" if value is None else f"{value:.2f}"
-
-
-def format_rows(titles: Sequence[str], tasks: Sequence[str], rows: Mapping[str, Mapping[str, str]]) -> list[str]:
-    """Lines of a Markdown table with aligned columns: a row for each model, a column for each task, and the mean."""
-    cells = [["", *titles, "mean"]]
-    cells += [[name, *(values.get(task, "") for task in tasks), values["mean"]] for name, values in rows.items()]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
-    lines = [
-        "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in cells
-    ]
-    lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
-    return lines
+def mean_score(scores: Mapping[str, float], tasks: Sequence[str]) -> float | None:
+    """The mean over those of the paper's eight tasks that the table has; None without any, or where one is missing."""
+    averaged = [task for task in tasks if task in AVERAGED]
+    return statistics.mean(scores[task] for task in averaged) if averaged and set(averaged) <= set(scores) else None
 
 
 def format_definitions(tasks: Sequence[str]) -> list[str]:
@@ -134,8 +139,3 @@ def describe(result: Mapping[str, Any]) -> str:
     if result["kind"] == "search":
         return f"best of a search on the evaluation part ({result['best']}), which is optimistic; all trials: {values}"
     return f"median over {len(result['scores'])} seeds, with the standard deviation ({values})"
-
-
-def _origin(results: Any) -> tuple[dict[str, Any], list[str]]:
-    environments = [result["environment"] for result in results]
-    return environments[0], sorted({str(environment["commit"]) for environment in environments})

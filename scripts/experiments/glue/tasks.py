@@ -14,7 +14,7 @@ from datasets import Dataset, load_dataset
 from transformers import PreTrainedTokenizerBase
 
 from experiments.arguments import UserError
-from experiments.loading import explained_errors
+from experiments.loading import TABLE_READERS, explained_errors, read_table_file
 
 
 @dataclass(frozen=True)
@@ -28,32 +28,42 @@ class GlueTask:
         columns (`tuple` of `str`): The columns of text, one or two.
         labels (`tuple` of `str`): A word for each class; empty for regression.
         metrics (`tuple` of `str`): The benchmark's metrics.
-        scored (`tuple` of `str`): Those whose mean is the task's score in the paper's table.
-        evaluation_splits (`tuple` of `str`): The first gives the score.
-        submission (`dict`): Name of a test split to that of its file in a submission.
+        unscored (`tuple` of `str`): Those that do not count in the task's score in the paper's table.
         submits_words (`bool`): Whether a submission holds the words of the labels, and not their numbers.
+        evaluation_splits (`tuple` of `str`): The first gives the score.
+        test_files (`dict`): Name of a test split to that of its file in a submission, where there are several.
     """
 
     name: str
     title: str
     columns: tuple[str, ...]
     labels: tuple[str, ...]
-    metrics: tuple[str, ...]
-    scored: tuple[str, ...]
-    submission: dict[str, str]
+    metrics: tuple[str, ...] = ("accuracy",)
+    unscored: tuple[str, ...] = ()
     submits_words: bool = False
     evaluation_splits: tuple[str, ...] = ("validation",)
+    test_files: dict[str, str] = field(default_factory=dict)
 
     @property
     def is_regression(self) -> bool:
         """Whether the labels are numbers and not classes."""
         return not self.labels
 
+    @property
+    def scored(self) -> tuple[str, ...]:
+        """The metrics whose mean is the task's score in the paper's table."""
+        return tuple(metric for metric in self.metrics if metric not in self.unscored)
+
+    @property
+    def submission(self) -> dict[str, str]:
+        """Name of a test split to that of its file in a submission."""
+        return self.test_files or {"test": self.title}
+
 
 _PAIR = ("sentence1", "sentence2")
 _NLI = ("entailment", "neutral", "contradiction")
-_ACCURACY = ("accuracy",)
 _BOTH = ("accuracy", "f1")
+_COLA = ("matthews_correlation",)
 
 # In the order of the paper's table; MNLI stands first, so that other tasks can start from its model.
 TASKS = {
@@ -64,67 +74,29 @@ TASKS = {
             "MNLI",
             ("premise", "hypothesis"),
             _NLI,
-            _ACCURACY,
-            _ACCURACY,
-            {"test_matched": "MNLI-m", "test_mismatched": "MNLI-mm"},
             submits_words=True,
             evaluation_splits=("validation_matched", "validation_mismatched"),
+            test_files={"test_matched": "MNLI-m", "test_mismatched": "MNLI-mm"},
         ),
-        GlueTask(
-            "qqp",
-            "QQP",
-            ("question1", "question2"),
-            ("not_duplicate", "duplicate"),
-            _BOTH,
-            _BOTH,
-            {"test": "QQP"},
-        ),
-        GlueTask(
-            "qnli",
-            "QNLI",
-            ("question", "sentence"),
-            ("entailment", "not_entailment"),
-            _ACCURACY,
-            _ACCURACY,
-            {"test": "QNLI"},
-            submits_words=True,
-        ),
-        GlueTask("sst2", "SST-2", ("sentence",), ("negative", "positive"), _ACCURACY, _ACCURACY, {"test": "SST-2"}),
-        GlueTask(
-            "cola",
-            "CoLA",
-            ("sentence",),
-            ("unacceptable", "acceptable"),
-            ("matthews_correlation",),
-            ("matthews_correlation",),
-            {"test": "CoLA"},
-        ),
-        GlueTask("stsb", "STS-B", _PAIR, (), ("pearson", "spearmanr"), ("spearmanr",), {"test": "STS-B"}),
-        GlueTask("mrpc", "MRPC", _PAIR, ("not_equivalent", "equivalent"), _BOTH, _BOTH, {"test": "MRPC"}),
-        GlueTask(
-            "rte",
-            "RTE",
-            _PAIR,
-            ("entailment", "not_entailment"),
-            _ACCURACY,
-            _ACCURACY,
-            {"test": "RTE"},
-            submits_words=True,
-        ),
-        GlueTask("wnli", "WNLI", _PAIR, ("not_entailment", "entailment"), _ACCURACY, _ACCURACY, {"test": "WNLI"}),
+        GlueTask("qqp", "QQP", ("question1", "question2"), ("not_duplicate", "duplicate"), _BOTH),
+        GlueTask("qnli", "QNLI", ("question", "sentence"), ("entailment", "not_entailment"), submits_words=True),
+        GlueTask("sst2", "SST-2", ("sentence",), ("negative", "positive")),
+        GlueTask("cola", "CoLA", ("sentence",), ("unacceptable", "acceptable"), _COLA),
+        GlueTask("stsb", "STS-B", _PAIR, (), ("pearson", "spearmanr"), unscored=("pearson",)),
+        GlueTask("mrpc", "MRPC", _PAIR, ("not_equivalent", "equivalent"), _BOTH),
+        GlueTask("rte", "RTE", _PAIR, ("entailment", "not_entailment"), submits_words=True),
+        GlueTask("wnli", "WNLI", _PAIR, ("not_entailment", "entailment")),
     )
 }
 # The benchmark's diagnostic set has no training part: the model of MNLI predicts it.
-DIAGNOSTICS = GlueTask("ax", "AX", ("premise", "hypothesis"), _NLI, (), (), {"test": "AX"}, submits_words=True)
+DIAGNOSTICS = GlueTask("ax", "AX", ("premise", "hypothesis"), _NLI, (), submits_words=True)
 # The range of similarities that people gave.
 SIMILARITY_RANGE = (0.0, 5.0)
-
-_READERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".tsv": "csv", ".parquet": "parquet"}
 
 
 @dataclass
 class GlueArguments:
-    """Which tasks, and where their data lies."""
+    """Which tasks, where their data lies, and how it is read."""
 
     task_name: list[str] = field(
         metadata={"help": f"Tasks to run: {', '.join(TASKS)}, or `all`. They run in the order of the table."}
@@ -144,14 +116,27 @@ class GlueArguments:
     cache_dir: str | None = field(
         default=None, metadata={"help": "Folder for prepared data; by default the cache of the datasets library."}
     )
+    mnli_checkpoint: str | None = field(
+        default=None,
+        metadata={
+            "help": "Checkpoint fine-tuned on MNLI from which RTE, MRPC and STS-B start: a folder, a name on the Hub, "
+            "or `run` for the best one of this --output_dir."
+        },
+    )
     max_seq_length: int = field(
-        default=128, metadata={"help": "Longest input in tokens, special ones included; longer ones are cut."}
+        default=128,
+        metadata={
+            "help": "Longest input in tokens, special ones included; longer ones are cut. An SKTformer that was made "
+            "for shorter ones is lengthened."
+        },
     )
     pad_to_max_length: bool = field(
         default=False, metadata={"help": "Pad every input to --max_seq_length, and not to the longest of its batch."}
     )
+    preprocessing_num_workers: int | None = field(default=None, metadata={"help": "Processes that tokenize."})
     max_train_samples: int | None = field(default=None, metadata={"help": "Use only the first rows for training."})
     max_eval_samples: int | None = field(default=None, metadata={"help": "Use only the first rows for evaluation."})
+    max_predict_samples: int | None = field(default=None, metadata={"help": "Use only the first rows of test parts."})
 
     def __post_init__(self) -> None:
         unknown = [name for name in self.task_name if name not in TASKS and name != "all"]
@@ -165,12 +150,39 @@ class GlueArguments:
             raise UserError(f"--{files[0]} and --data_dir both say where the data lies; give one of them.")
         if self.train_file and not self.validation_file:
             raise UserError("--train_file is given without --validation_file; say what to evaluate on.")
-        for name in ("max_train_samples", "max_eval_samples"):
+        for name in ("max_train_samples", "max_eval_samples", "max_predict_samples", "preprocessing_num_workers"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UserError(f"--{name} is {value}; it must be at least 1.")
         if self.max_seq_length < 5:
             raise UserError(f"--max_seq_length is {self.max_seq_length}; two texts need at least 5 tokens.")
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the data comes from files, and not from the Hub."""
+        return any((self.data_dir, self.train_file, self.validation_file, self.test_file))
+
+    def inputs(self) -> list[str]:
+        """The folders and files that are read."""
+        return [path for path in (self.data_dir, self.train_file, self.validation_file, self.test_file) if path]
+
+
+def load_splits(task: GlueTask, arguments: GlueArguments, trains: bool) -> dict[str, Dataset]:
+    """
+    Read the evaluation splits of a task and, if it trains, the training split before them, as [`load_split`] does.
+
+    Of MNLI's two evaluation splits a single file is the first.
+    """
+    evaluation = task.evaluation_splits[:1] if arguments.validation_file else task.evaluation_splits
+    return {name: load_split(task, name, arguments) for name in ([*(["train"] if trains else []), *evaluation])}
+
+
+def load_tests(task: GlueTask, arguments: GlueArguments) -> list[tuple[GlueTask, str, Dataset]]:
+    """The test splits that a task's model predicts; MNLI's predicts the diagnostic set too, where there is one."""
+    wanted = [(task, name) for name in (list(task.submission)[:1] if arguments.test_file else task.submission)]
+    if task.name == "mnli" and not arguments.test_file and has_split(DIAGNOSTICS, "test", arguments):
+        wanted.append((DIAGNOSTICS, "test"))
+    return [(part, name, load_split(part, name, arguments)) for part, name in wanted]
 
 
 def load_split(task: GlueTask, split: str, arguments: GlueArguments) -> Dataset:
@@ -199,8 +211,9 @@ def load_split(task: GlueTask, split: str, arguments: GlueArguments) -> Dataset:
             f"{name} has no column {' and no '.join(f'`{column}`' for column in missing)}; {task.name} needs "
             f"{', '.join(needed)}, and there are {', '.join(rows.column_names)}."
         )
-    limit = arguments.max_train_samples if split == "train" else arguments.max_eval_samples
-    if limit is not None and not is_test:
+    part = "predict" if is_test else "train" if split == "train" else "eval"
+    limit = getattr(arguments, f"max_{part}_samples")
+    if limit is not None:
         rows = rows.select(range(min(limit, len(rows))))
     if not len(rows):
         raise UserError(f"{name} is empty; {task.name} needs rows there.")
@@ -216,7 +229,7 @@ def load_split(task: GlueTask, split: str, arguments: GlueArguments) -> Dataset:
 
 
 def encode_split(
-    task: GlueTask, rows: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int, desc: str
+    task: GlueTask, rows: Dataset, tokenizer: PreTrainedTokenizerBase, arguments: GlueArguments, desc: str
 ) -> Dataset:
     """
     Tokenize a split of [`load_split`].
@@ -225,24 +238,34 @@ def encode_split(
         task ([`GlueTask`]): The task.
         rows (`Dataset`): Its texts and labels.
         tokenizer (`PreTrainedTokenizerBase`): The model's.
-        max_length (`int`): Longest input in tokens; of a pair the longer text is cut first.
+        arguments ([`GlueArguments`]): The longest input in tokens; of a pair the longer text is cut first.
         desc (`str`): Stands before the progress bar.
 
     Returns:
         `Dataset`: what the tokenizer makes of the texts, without padding, and the other columns of `rows`.
     """
+    length, workers = arguments.max_seq_length, arguments.preprocessing_num_workers
 
     def encode(batch: dict[str, list]) -> dict[str, list]:
-        return dict(tokenizer(*(batch[column] for column in task.columns), truncation=True, max_length=max_length))
+        return dict(tokenizer(*(batch[column] for column in task.columns), truncation=True, max_length=length))
 
-    return rows.map(encode, batched=True, remove_columns=list(task.columns), desc=desc)
+    return rows.map(encode, batched=True, remove_columns=list(task.columns), num_proc=workers, desc=desc)
+
+
+def has_split(task: GlueTask, split: str, arguments: GlueArguments) -> bool:
+    """Whether a split is named or lies in the local folder; data on the Hub is taken to be complete."""
+    try:
+        _local_file(task, split, arguments)
+    except UserError:
+        return False
+    return True
 
 
 def _read_split(task: GlueTask, split: str, arguments: GlueArguments) -> tuple[str, Dataset]:
     """The rows of a split as they are, and what to call it in messages."""
     file = _local_file(task, split, arguments)
     if file is not None:
-        return str(file), _read_file(file, arguments.cache_dir)
+        return str(file), read_table_file(file, arguments.cache_dir)
     name = f"{arguments.dataset_name} ({task.name}, {split})"
     if arguments.dataset_name.count("/") != 1:
         raise UserError(f"--dataset_name {arguments.dataset_name}: ids of the Hub have the form owner/name.")
@@ -260,17 +283,15 @@ def _local_file(task: GlueTask, split: str, arguments: GlueArguments) -> Path | 
     """The local file with a split; None if the data is not local."""
     if arguments.data_dir is not None:
         return _find_split(Path(arguments.data_dir).expanduser(), task, split)
-    kinds = {"train": arguments.train_file, task.evaluation_splits[0]: arguments.validation_file}
-    kinds |= {next(iter(task.submission)): arguments.test_file}
-    given = kinds.get(split)
-    if given is None:
-        if any(kinds.values()):
-            raise UserError(f"There is no file for the split `{split}` of {task.name}; give it, or use --data_dir.")
+    if not arguments.is_local:
         return None
-    path = Path(given).expanduser()
-    if not path.is_file():
-        raise UserError(f"{given}: no such file; check the path (it is read from {Path.cwd()}).")
-    return path
+    flags = {"train": "train_file", task.evaluation_splits[0]: "validation_file"}
+    flags |= {next(iter(task.submission)): "test_file"}
+    given = getattr(arguments, flags[split]) if split in flags else None
+    if given is None:
+        remedy = f"give --{flags[split]}, or " if split in flags else ""
+        raise UserError(f"There is no file for the split `{split}` of {task.name}; {remedy}use --data_dir.")
+    return Path(given)
 
 
 def _find_split(folder: Path, task: GlueTask, split: str) -> Path:
@@ -281,46 +302,15 @@ def _find_split(folder: Path, task: GlueTask, split: str) -> Path:
         there = sorted(path.name for path in folder.iterdir() if path.is_dir())
         raise UserError(f"--data_dir {folder} has no folder `{task.name}`; there is {', '.join(there) or 'none'}.")
     # One file, or the only shard of a data set downloaded from the Hub.
-    files = [path for path in sorted(place.iterdir()) if path.suffix.lower() in _READERS]
+    files = [path for path in sorted(place.iterdir()) if path.suffix.lower() in TABLE_READERS]
     found = [path for path in files if path.stem == split or path.stem.startswith(f"{split}-0")]
     if len(found) != 1:
         what = "no file" if not found else f"{len(found)} files ({', '.join(path.name for path in found)})"
-        raise UserError(f"{place} has {what} for the split `{split}`; put one {split}.jsonl (or {_types()}) there.")
+        first, *others = TABLE_READERS
+        raise UserError(
+            f"{place} has {what} for the split `{split}`; put one {split}{first} (or {', '.join(others)}) there."
+        )
     return found[0]
-
-
-def has_split(task: GlueTask, split: str, arguments: GlueArguments) -> bool:
-    """Whether a split is named or lies in the local folder; data on the Hub is taken to be complete."""
-    try:
-        _local_file(task, split, arguments)
-    except UserError:
-        return False
-    return True
-
-
-def _read_file(path: Path, cache_dir: str | None) -> Dataset:
-    if path.suffix.lower() not in _READERS:
-        raise UserError(f"{path}: files of type `{path.suffix}` cannot be read; give {_types()}.")
-    if not path.stat().st_size:
-        raise UserError(f"{path} is empty; give a file with rows.")
-    options: dict = {}
-    kind = path.suffix.lower()
-    if kind in (".csv", ".tsv"):
-        options["keep_default_na"] = False  # "None" and "NA" are words
-    if kind == ".tsv":
-        options |= {"delimiter": "\t", "quoting": 3}
-    with explained_errors(str(path), "another file", "check the file"):
-        files = {"rows": str(path)}
-        try:
-            return load_dataset(_READERS[kind], data_files=files, split="rows", cache_dir=cache_dir, **options)
-        except ValueError as error:
-            if "corresponds to no data" not in str(error):
-                raise
-            raise UserError(f"{path} is empty; give a file with rows.") from error
-
-
-def _types() -> str:
-    return ", ".join(_READERS)
 
 
 def _check_texts(name: str, column: str, texts: Iterable) -> None:
