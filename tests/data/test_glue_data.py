@@ -169,10 +169,10 @@ def test_files_that_cannot_be_read_are_explained(tmp_path, load, name, text, mes
 
 def test_limits_are_the_first_rows(tmp_path, load):
     path = write_rows(tmp_path / "rows.jsonl", make_rows(TASKS["cola"], "train"))
-    limits = {"max_train_samples": 5, "max_eval_samples": 3}
+    limits = {"max_train_samples": 5, "max_eval_samples": 3, "max_predict_samples": 2}
     assert load(path, **limits).to_list() == load(path).to_list()[:5]
     assert load(path, split="validation", **limits).to_list() == load(path).to_list()[:3]
-    assert len(load(path, split="test", **limits)) == 24
+    assert load(path, split="test", **limits)["idx"] == [0, 1]
     assert len(load(path, max_train_samples=99)) == 24
 
 
@@ -198,7 +198,11 @@ def test_folders_of_tasks(tmp_path, cache):
     assert has_split(DIAGNOSTICS, "test", arguments)
     assert not has_split(TASKS["rte"], "test", arguments)
     for split, how, message in (
-        ("test", "unlink", r"has no file for the split `test`; put one test\.jsonl"),
+        (
+            "test",
+            "unlink",
+            r"has no file for the split `test`; put one test\.jsonl \(or \.json, \.csv, \.tsv, \.parquet\) there",
+        ),
         ("validation", "copy", r"has 2 files \(validation\.jsonl, validation\.tsv\)"),
     ):
         file = folder / "cola" / f"{split}.jsonl"
@@ -214,7 +218,10 @@ def test_folders_of_tasks(tmp_path, cache):
         ({"dataset_name": "glue"}, "ids of the Hub have the form owner/name"),
         ({}, "nyu-mll/glue .cola, train. is not in the cache.*--data_dir"),
         ({"train_file": "nowhere.csv", "validation_file": "nowhere.csv"}, r"nowhere\.csv: no such file"),
-        ({"validation_file": "nowhere.csv"}, "no file for the split `train` of cola"),
+        (
+            {"validation_file": "nowhere.csv"},
+            "no file for the split `train` of cola; give --train_file, or use --data_dir",
+        ),
     ],
 )
 def test_data_that_is_not_there_is_explained(tmp_path, monkeypatch, arguments, message):
@@ -235,6 +242,8 @@ def test_data_that_is_not_there_is_explained(tmp_path, monkeypatch, arguments, m
         ({"validation_file": "a", "data_dir": "b"}, "--validation_file and --data_dir"),
         ({"max_train_samples": 0}, "--max_train_samples is 0"),
         ({"max_eval_samples": -1}, "--max_eval_samples is -1"),
+        ({"max_predict_samples": 0}, "--max_predict_samples is 0"),
+        ({"preprocessing_num_workers": 0}, "--preprocessing_num_workers is 0"),
         ({"max_seq_length": 4}, "--max_seq_length is 4"),
     ],
 )
@@ -250,12 +259,13 @@ def test_texts_become_tokens_without_padding(tmp_path, load):
         {"sentence1": "a", "sentence2": "b", "label": 0},
     ]
     read = load(write_rows(tmp_path / "rows.jsonl", rows), "rte")
-    whole = encode_split(TASKS["rte"], read, tokenizer, 128, "rows")
+    whole = encode_split(TASKS["rte"], read, tokenizer, GlueArguments(["rte"]), "rows")
     assert whole["label"] == [1, 0]
     assert [len(ids) for ids in whole["input_ids"]] == [14, 5]
     assert whole["input_ids"][0] == tokenizer(rows[0]["sentence1"], rows[0]["sentence2"])["input_ids"]
     assert whole["token_type_ids"][0] == [0] * 10 + [1] * 4
     # Of a pair the longer text is cut, until both are equally long.
-    cut = encode_split(TASKS["rte"], read, tokenizer, 9, "rows")
+    arguments = GlueArguments(["rte"], max_seq_length=9, preprocessing_num_workers=2)
+    cut = encode_split(TASKS["rte"], read, tokenizer, arguments, "rows")
     assert tokenizer.decode(cut["input_ids"][0]) == "[CLS] the cat sees [SEP] the bird. [SEP]"
     assert set(whole.column_names) == {"input_ids", "token_type_ids", "attention_mask", "label"}
