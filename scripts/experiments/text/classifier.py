@@ -6,7 +6,7 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from experiments.arguments import UserError
-from experiments.models import CheckpointArguments, check_fit, fit_length, load_tokenizer
+from experiments.models import CheckpointArguments, fit_length, load_tokenizer
 
 
 def load_text_tokenizer(checkpoint: CheckpointArguments) -> PreTrainedTokenizerBase:
@@ -31,10 +31,9 @@ def fit_text_classifier(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBa
     gives the inputs that the model takes and no others.
 
     Raises:
-        UserError: if the model embeds fewer tokens than the tokenizer has, or cannot be lengthened.
+        UserError: as `fit_length`.
     """
     fit_length(model, tokenizer, max_length)
-    check_fit(model.config, tokenizer, max_length)
     taken = inspect.signature(model.forward).parameters
     unused = {"token_type_ids"} if getattr(model.config, "type_vocab_size", 2) < 2 else set()
     tokenizer.model_input_names = [n for n in tokenizer.model_input_names if n in taken and n not in unused]
