@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import re
 import shlex
 import subprocess
 import sys
@@ -77,7 +78,8 @@ def command_line() -> str:
     """How this process was started, as it stands beside a table; the script by its path in the project."""
     script = Path(sys.argv[0]).resolve()
     name = script.relative_to(ROOT) if script.is_relative_to(ROOT) else script.name
-    return shlex.join(["python", str(name), *sys.argv[1:]])
+    command = shlex.join(["python", str(name), *sys.argv[1:]])
+    return re.sub(r"(--hub_token[ =])\S+", r"\1$HF_TOKEN", command)  # nobody's business
 
 
 def describe_environment() -> dict[str, Any]:
