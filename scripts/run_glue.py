@@ -47,7 +47,9 @@ ARGUMENTS = (CheckpointArguments, GlueArguments, GlueTrainingArguments)
 
 def main() -> None:
     command = parse_command(ARGUMENTS, __doc__, CONFIGURATION / "glue" / "base.yaml")
-    checkpoint, _, training = command.groups
+    checkpoint, glue, training = command.groups
+    if training.push_to_hub and len(glue.task_name) > 1:
+        raise UserError("--push_to_hub pushes one model; give one task.")
     prepare(training, command.given)
     run(command)
     if training.should_save:
@@ -60,8 +62,6 @@ def run(command: Command) -> None:
     checkpoint, glue, training = command.groups
     output = Path(training.output_dir)
     tasks = [TASKS[name] for name in glue.task_name]
-    if training.push_to_hub and len(tasks) > 1:
-        raise UserError("--push_to_hub pushes one model; give one task.")
     # Everything that can be wrong with the arguments is found before a folder is touched or a task takes hours.
     inputs = [checkpoint.model_name_or_path, *glue.inputs()]
     waiting: dict[str, dict[str, Any]] = {}

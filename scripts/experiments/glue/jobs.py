@@ -84,8 +84,9 @@ def fit_tokenizer(
     Raises:
         UserError: as [`load_task_model`] and `load_text_tokenizer`.
     """
+    model = load_classifier(start, task.labels, REGRESSION_LABEL, new_head)
     tokenizer = load_text_tokenizer(start)
-    load_task_model(task, start, tokenizer, glue, new_head)
+    fit_text_classifier(model, tokenizer, glue.max_seq_length)
     return tokenizer
 
 
