@@ -266,7 +266,7 @@ class SKTformerPreTrainedModel(PreTrainedModel):
                 module.landmark_order = resize_order(module.landmark_order, new_num_position_embeddings, drawn)
         shared_config = self.config
         for module in self.modules():
-            if getattr(module, "config", None) is shared_config:
+            if isinstance(module, PreTrainedModel) and module.config is shared_config:
                 module.config = resized_config
         if tokenizer is not None:
             tokenizer.model_max_length = new_num_position_embeddings
