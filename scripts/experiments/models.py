@@ -1,12 +1,18 @@
-"""The model a script trains: a checkpoint, a preset, or any architecture of transformers at its size."""
+"""The model a script trains: a checkpoint, a preset or another architecture; its tokenizer, length and adapter."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import hashlib
+import importlib.util
+import logging
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, cast
 
-from huggingface_hub.errors import StrictDataclassError
+from torch import nn
 from transformers import (
+    MODEL_FOR_MASKED_LM_MAPPING,
+    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
     AutoConfig,
     AutoModelForMaskedLM,
     AutoModelForSequenceClassification,
@@ -15,14 +21,40 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.utils import logging
+from transformers.utils import find_adapter_config_file
+from transformers.utils import logging as transformers_logging
 
+from experiments.architectures import build_comparable_config, explain_failure, length_fields, longest_input
 from experiments.arguments import UserError, one_line
 from modeling_sktformer import SKTformerConfig, available_presets, load_preset
 
 
+logger = logging.getLogger(__name__)
+
+_CHECKPOINT_FILES = ("config.json", "adapter_config.json", "*.safetensors", "pytorch_model*.bin")
+_TOKENIZER_FILES = ("tokenizer*.json", "special_tokens_map.json", "vocab*", "merges.txt", "*.model")
+
+
+@dataclass(kw_only=True)
+class _OriginArguments:
+    """Where a checkpoint comes from, and what is changed in it."""
+
+    model_revision: str = field(default="main", metadata={"help": "Its branch, tag or commit on the Hub."})
+    config_overrides: str | None = field(
+        default=None, metadata={"help": "Fields to change in the configuration, as field=value,field=value."}
+    )
+    trust_remote_code: bool = field(
+        default=False, metadata={"help": "Run the code that a checkpoint from the Hub carries."}
+    )
+
+    @property
+    def hub_options(self) -> dict[str, Any]:
+        """Keywords of `from_pretrained`."""
+        return {"revision": self.model_revision, "trust_remote_code": self.trust_remote_code}
+
+
 @dataclass
-class ModelArguments:
+class ModelArguments(_OriginArguments):
     """The model to train."""
 
     model_name_or_path: str | None = field(
@@ -35,16 +67,10 @@ class ModelArguments:
     model_type: str | None = field(
         default=None,
         metadata={
-            "help": "Another architecture of transformers for the new model (bert, fnet, nystromformer, ...), with "
-            "the sizes of --config_name."
+            "help": "Another architecture for the new model (bert, roberta, modernbert, nystromformer, fnet, ...): a "
+            "masked-LM encoder of transformers that takes the width, depth, heads and feed-forward width of "
+            "--config_name and is at most twice as large as BERT is with them; others are refused."
         },
-    )
-    config_overrides: str | None = field(
-        default=None,
-        metadata={"help": "Fields to change in the configuration, as field=value,field=value."},
-    )
-    trust_remote_code: bool = field(
-        default=False, metadata={"help": "Run the code that a checkpoint from the Hub carries."}
     )
 
     def __post_init__(self):
@@ -53,56 +79,65 @@ class ModelArguments:
 
 
 @dataclass
-class CheckpointArguments:
+class CheckpointArguments(_OriginArguments):
     """The checkpoint to fine-tune."""
 
-    model_name_or_path: str = field(metadata={"help": "Checkpoint to start from: a folder or a name on the Hub."})
-    model_revision: str = field(default="main", metadata={"help": "Its branch, tag or commit on the Hub."})
+    model_name_or_path: str = field(
+        metadata={"help": "Checkpoint to start from: a folder or a name on the Hub; an adapter's, to evaluate it."}
+    )
     tokenizer_name: str | None = field(
         default=None, metadata={"help": "Tokenizer: a folder or a name on the Hub. By default the checkpoint's."}
-    )
-    config_overrides: str | None = field(
-        default=None, metadata={"help": "Fields to change in the configuration, as field=value,field=value."}
     )
     ignore_mismatched_sizes: bool = field(
         default=False, metadata={"help": "Start with a new head where the checkpoint's has another number of labels."}
     )
-    trust_remote_code: bool = field(
-        default=False, metadata={"help": "Run the code that a checkpoint from the Hub carries."}
-    )
 
 
-def build_config(arguments: ModelArguments, vocab_size: int, max_length: int, pad_token_id: int, seed: int):
+@dataclass
+class LoraArguments:
+    """Low-rank adapters, trained in place of the encoder's weights."""
+
+    lora: bool = field(default=False, metadata={"help": "Train the head, and adapters of all linear layers (peft)."})
+    lora_rank: int = field(default=8, metadata={"help": "Rank of the adapters."})
+    lora_alpha: float = field(default=16.0, metadata={"help": "The adapters' products are scaled by alpha / rank."})
+    lora_dropout: float = field(default=0.0, metadata={"help": "Dropout on the adapters' inputs."})
+
+    def __post_init__(self):
+        if self.lora_rank < 1:
+            raise ValueError(f"--lora_rank is {self.lora_rank}; it must be at least 1.")
+
+
+def build_config(
+    arguments: ModelArguments, vocab_size: int, max_length: int, pad_token_id: int, seed: int
+) -> PreTrainedConfig:
     """
     Make the configuration of a new model.
 
     Args:
         arguments ([`ModelArguments`]): Names and overrides.
-        vocab_size (`int`): Tokens in the tokenizer.
+        vocab_size (`int`), pad_token_id (`int`): The tokenizer's.
         max_length (`int`): Longest input in tokens; the model is made for this length unless overridden.
-        pad_token_id (`int`): The tokenizer's padding token.
         seed (`int`): Seed of an SKTformer's landmarks.
-
-    Returns:
-        `PreTrainedConfig`: checked and complete.
 
     Raises:
         UserError: for unknown names, unknown fields and sizes that cannot work.
     """
-    required = {"vocab_size": vocab_size, "max_position_embeddings": max_length, "pad_token_id": pad_token_id}
-    try:
-        config = _named_config(arguments)
+    config, vocabulary = _named_config(arguments), {"vocab_size": vocab_size, "pad_token_id": pad_token_id}
+    with _explained("No model can be made from these sizes"):
         if arguments.model_type not in (None, config.model_type):
-            config = resize_config(arguments.model_type, config)
+            config = build_comparable_config(str(arguments.model_type), config, **vocabulary)
         if config.model_type == SKTformerConfig.model_type:
-            required["landmark_seed"] = seed
-        _set_fields(config, required | length_fields(config, max_length))
+            config.landmark_seed = seed
+        config.update(vocabulary)
+        fields = length_fields(config, max_length)
+        config.update(fields)
         _override_fields(config, arguments.config_overrides)
         config.validate()
-    except UserError:
-        raise
-    except (ValueError, TypeError, KeyError, OSError, StrictDataclassError) as error:
-        raise UserError(f"No model can be made from these sizes: {one_line(error)}") from error
+        if config.max_position_embeddings < fields["max_position_embeddings"]:
+            raise UserError(
+                f"--config_overrides: max_position_embeddings={config.max_position_embeddings} is too little for "
+                f"--max_seq_length {max_length}; leave it out."
+            )
     return config
 
 
@@ -110,50 +145,65 @@ def build_masked_lm(
     arguments: ModelArguments, tokenizer: PreTrainedTokenizerBase, max_length: int, seed: int
 ) -> PreTrainedModel:
     """
-    Load or make the masked-LM model that the arguments name.
+    Load or make the masked-LM model that the arguments name, and fit it and its tokenizer to a length.
 
-    Args:
-        arguments ([`ModelArguments`]): Names and overrides.
-        tokenizer (`PreTrainedTokenizerBase`): Gives the vocabulary of a new model, and must fit that of a loaded one.
-        max_length (`int`): Longest input in tokens.
-        seed (`int`): Seed of an SKTformer's landmarks.
-
-    Returns:
-        `PreTrainedModel`: with a masked-LM head.
+    Args: as [`build_config`]; a new model has the tokenizer's vocabulary, and a loaded one must fit it.
 
     Raises:
         UserError: if the model cannot be found, has no such head, does not fit the tokenizer or the length.
     """
     if arguments.model_name_or_path is None:
         config = build_config(arguments, len(tokenizer), max_length, tokenizer.pad_token_id, seed)
-        try:
+        for name in vars(config):
+            if name.endswith("_token_id") and getattr(tokenizer, name, None) is not None:
+                setattr(config, name, getattr(tokenizer, name))
+        with _explained("No model can be made from these sizes"):
             model = AutoModelForMaskedLM.from_config(config)
-        except (ValueError, KeyError, RuntimeError, AssertionError) as error:
-            raise UserError(f"No model can be made from these sizes: {one_line(error)}") from error
     else:
-        model = _load_masked_lm(arguments.model_name_or_path, arguments)
-    check_fit(model.config, tokenizer, max_length)
+        what = f"The checkpoint {arguments.model_name_or_path}"
+        with _explained(f"{what} cannot be loaded as a masked-LM model"):
+            config = _load_config(arguments, MODEL_FOR_MASKED_LM_MAPPING, "masked-LM")
+            model, info = AutoModelForMaskedLM.from_pretrained(
+                arguments.model_name_or_path, config=config, output_loading_info=True, **arguments.hub_options
+            )
+        _check_encoder(model, info["missing_keys"], what)
+    fit_length(model, tokenizer, max_length)
     return model
 
 
-def check_fit(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
+def fit_length(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
     """
-    Check that a model can read a tokenizer's tokens at a length.
+    Make a model take inputs of a length, and its tokenizer say so.
+
+    A shorter SKTformer is lengthened. The tokenizer's `model_max_length`, to which pipelines truncate, becomes what
+    the model takes.
 
     Raises:
-        UserError: if the vocabulary is too small or the inputs are too long.
+        UserError: if the model embeds fewer tokens than the tokenizer has, or cannot take that length.
     """
-    if len(tokenizer) > config.vocab_size:
+    if len(tokenizer) > model.config.vocab_size:
         raise UserError(
-            f"The tokenizer has {len(tokenizer)} tokens, the model embeds {config.vocab_size}: they do not belong "
-            "together. Give the tokenizer that the model was trained with, or train a new model."
+            f"The tokenizer has {len(tokenizer)} tokens, the model embeds {model.config.vocab_size}: they do not "
+            "belong together. Give the tokenizer that the model was trained with, or train a new model."
         )
-    longest = getattr(config, "max_position_embeddings", None)
-    if longest is not None and max_length > longest:
-        raise UserError(
-            f"--max_seq_length {max_length} is more than the model's max_position_embeddings={longest}; shorten the "
-            "input, or lengthen the model with `resize_position_embeddings`."
+    longest = longest_input(model)
+    is_longer = longest is not None and max_length > longest
+    if model.config.model_type != SKTformerConfig.model_type:
+        if reason := explain_failure(model, max_length):
+            why = f"it takes at most {longest}" if is_longer else reason
+            raise UserError(f"A {model.config.model_type} cannot read --max_seq_length {max_length} tokens: {why}.")
+        if is_longer:
+            logger.info(
+                "The model was made for %d tokens, which is no limit of its: it reads %d.", longest, max_length
+            )
+    elif is_longer:
+        model.resize_position_embeddings(max_length)
+        logger.info(
+            "The model is lengthened from %d to %d tokens: new positions repeat the trained ones, filters keep their "
+            "lags, and inputs of at most %d tokens keep their outputs.",
+            *(longest, max_length, cast(int, longest) // 2),
         )
+    tokenizer.model_max_length = max(max_length, longest or tokenizer.model_max_length)
 
 
 def load_tokenizer(
@@ -163,18 +213,21 @@ def load_tokenizer(
     Load a fast tokenizer that has the special tokens that a task needs.
 
     Args:
-        name (`str`): A folder or a name on the Hub.
+        name (`str`), revision (`str`): A folder, or a name on the Hub with its branch, tag or commit.
         trust_remote_code (`bool`): Whether to run code that comes with it.
         needed (sequence of `str`): Special tokens: `mask`, `pad`, `cls`, `sep`.
-        revision (`str`): Branch, tag or commit on the Hub.
 
     Raises:
         UserError: if it cannot be found, is no fast tokenizer or lacks a special token.
     """
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code, revision=revision)
-    except (OSError, ValueError) as error:
-        raise UserError(f"The tokenizer {name} cannot be loaded: {one_line(error)}") from error
+    is_empty = Path(name).is_dir() and not _find_files(name, _TOKENIZER_FILES)
+    if not is_empty:
+        with _explained(f"The tokenizer {name} cannot be loaded"):
+            tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code, revision=revision)
+        # Where there are no files it is made from the model's type, with special tokens alone.
+        is_empty = len(tokenizer) <= len(set(tokenizer.all_special_ids)) + 1
+    if is_empty:
+        raise UserError(f"The checkpoint {name} holds no tokenizer; save one beside it or give --tokenizer_name.")
     lacking = [token for token in needed if getattr(tokenizer, f"{token}_token") is None]
     if lacking or not tokenizer.is_fast:
         what = f"has no {' and no '.join(lacking)} token" if lacking else "is not a fast one"
@@ -182,47 +235,46 @@ def load_tokenizer(
     return tokenizer
 
 
+def fingerprint_checkpoint(name: str, revision: str = "main") -> str:
+    """What a checkpoint or a tokenizer holds: a digest of a folder's files, or a name on the Hub with its revision."""
+    if not Path(name).is_dir():
+        return f"{name}@{revision}"
+    digest = hashlib.sha256()
+    for file in _find_files(name, (*_CHECKPOINT_FILES, *_TOKENIZER_FILES)):
+        with file.open("rb") as stream:
+            digest.update(file.name.encode() + hashlib.file_digest(stream, "sha256").digest())
+    return digest.hexdigest()
+
+
 def load_classifier(
     arguments: CheckpointArguments, labels: Sequence[str], regression_label: str, new_head: bool
 ) -> PreTrainedModel:
     """
-    Load a checkpoint as a sequence-classification model.
+    Load a checkpoint as a sequence-classification model; an adapter is loaded into its checkpoint.
 
     Args:
         arguments ([`CheckpointArguments`]): The checkpoint and overrides.
-        labels (sequence of `str`): The classes; none for regression.
-        regression_label (`str`): The name of the number that is predicted, for regression.
+        labels (sequence of `str`): The classes; none for regression, which predicts `regression_label`.
         new_head (`bool`): Whether the checkpoint may lack a head that fits.
-
-    Returns:
-        `PreTrainedModel`: with the classes in its configuration.
 
     Raises:
         UserError: if it cannot be loaded, is of another architecture, or has no head that fits and needs one.
     """
     name = arguments.model_name_or_path
     what = f"The checkpoint {name}"
-    options: dict[str, Any] = {
-        "trust_remote_code": arguments.trust_remote_code,
-        "revision": arguments.model_revision,
-    }
-    try:
-        config = AutoConfig.from_pretrained(name, **options)
+    with _explained(f"{what} cannot be loaded as a classification model", quiet=True):
+        if find_adapter_config_file(name, revision=arguments.model_revision) is not None:
+            if new_head:
+                raise UserError(f"{what} is an adapter: merge it into its checkpoint to train on, and save that.")
+            return _load_adapted(arguments, labels)
+        config = _load_config(arguments, MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, "sequence-classification")
         trained_labels, trained_words = config.num_labels, list((config.id2label or {}).values())
         config.label2id = {word: number for number, word in enumerate(labels or [regression_label])}
         config.id2label = {number: word for word, number in config.label2id.items()}
         config.problem_type = "single_label_classification" if labels else "regression"
-        _override_fields(config, arguments.config_overrides)
-        if config.num_labels != max(1, len(labels)):
-            raise UserError("--config_overrides: the number of labels is the task's; leave it out.")
-        with _without_load_report():
-            model, info = AutoModelForSequenceClassification.from_pretrained(
-                name, config=config, ignore_mismatched_sizes=True, output_loading_info=True, **options
-            )
-    except UserError:
-        raise
-    except (ValueError, OSError, KeyError, RuntimeError, StrictDataclassError) as error:
-        raise UserError(f"{what} cannot be loaded as a classification model: {one_line(error)}") from error
+        model, info = AutoModelForSequenceClassification.from_pretrained(
+            name, config=config, ignore_mismatched_sizes=True, output_loading_info=True, **arguments.hub_options
+        )
     mismatched = [key if isinstance(key, str) else key[0] for key in info["mismatched_keys"]]
     base = f"{model.base_model_prefix}."
     # A masked language model is saved without the pooler that some architectures count to the encoder.
@@ -231,12 +283,8 @@ def load_classifier(
     lost = [key for key in [*mismatched, *info["missing_keys"]] if not key.startswith(base) and "pooler" not in key]
     if lost and not new_head:
         raise UserError(f"{what} has no classification head ({lost[0]} is missing); fine-tune it first.")
-    named = labels and not all(str(word).startswith("LABEL_") for word in trained_words)
-    if named and not new_head and [str(word).lower() for word in trained_words] != list(labels):
-        raise UserError(
-            f"{what} answers with {', '.join(map(str, trained_words))}, and the task's classes are "
-            f"{', '.join(labels)}: it was fine-tuned on another task, or numbers the classes otherwise."
-        )
+    if not new_head:
+        _check_labels(trained_words, labels, what)
     if mismatched and not arguments.ignore_mismatched_sizes:
         raise UserError(
             f"{what} has a classification head for {trained_labels} labels, and {model.config.num_labels} are needed; "
@@ -245,30 +293,121 @@ def load_classifier(
     return model
 
 
+def add_lora(model: PreTrainedModel, arguments: LoraArguments, revision: str = "main") -> Any:
+    """
+    Freeze a sequence-classification model and put low-rank adapters beside all linear layers of its encoder.
+
+    What is new in it is trained and saved whole: the head, and a pooler that a masked language model lacks. The
+    configuration is saved beside the adapter: it knows the classes and the length, to which the model must have been
+    lengthened before.
+
+    Args:
+        model (`PreTrainedModel`), arguments ([`LoraArguments`]): The model; rank and scale of its adapters.
+        revision (`str`): The checkpoint's branch, tag or commit on the Hub.
+
+    Returns:
+        `peft.PeftModel`
+    """
+    peft, base = _import_peft(), model.base_model
+    named = [(name, module) for name, module in model.named_children() if module is not base]
+    named += [(f"{model.base_model_prefix}.{n}", module) for n, module in base.named_children() if "pooler" in n]
+    for module in model.modules():
+        if hasattr(module, "running_mean"):
+            # The adapter does not hold running statistics, so they stay as they are.
+            module.register_forward_pre_hook(_keep_statistics)
+    config = peft.LoraConfig(
+        task_type=peft.TaskType.SEQ_CLS,
+        r=arguments.lora_rank,
+        lora_alpha=arguments.lora_alpha,
+        lora_dropout=arguments.lora_dropout,
+        target_modules="all-linear",
+        modules_to_save=[name for name, module in named if any(True for _ in module.parameters())],
+        revision=revision,
+    )
+    adapted = peft.get_peft_model(model, config)
+    save_adapter = adapted.save_pretrained
+
+    def save_pretrained(save_directory: str, *args: Any, **kwargs: Any) -> None:
+        save_adapter(save_directory, *args, **kwargs)
+        model.config.save_pretrained(save_directory)
+
+    adapted.save_pretrained = save_pretrained
+    return adapted
+
+
+def _load_adapted(arguments: CheckpointArguments, labels: Sequence[str]) -> PreTrainedModel:
+    """Load an adapter into its checkpoint, made as long and with the classes that it was trained with."""
+    peft, name, revision = _import_peft(), arguments.model_name_or_path, arguments.model_revision
+    adapter = peft.PeftConfig.from_pretrained(name, revision=revision)
+    config = AutoConfig.from_pretrained(name, **arguments.hub_options)
+    words = list(config.id2label.values())
+    _check_labels(words, labels, f"The adapter {name}")
+    base = replace(arguments, model_revision=adapter.revision or "main", ignore_mismatched_sizes=True)
+    base.model_name_or_path = adapter.base_model_name_or_path
+    model = load_classifier(base, [] if config.problem_type == "regression" else words, words[0], new_head=True)
+    if config.model_type == SKTformerConfig.model_type:
+        model.resize_position_embeddings(config.max_position_embeddings)
+    return peft.PeftModel.from_pretrained(model, name, revision=revision).get_base_model()
+
+
+def _keep_statistics(module: nn.Module, _: Any) -> None:
+    module.eval()
+
+
+def _import_peft() -> Any:
+    if importlib.util.find_spec("peft") is None:
+        raise UserError('Low-rank adapters need peft; install it with `pip install -e ".[lora]"`.')
+    return importlib.import_module("peft")
+
+
+def _check_labels(trained: Sequence[Any], labels: Sequence[str], what: str) -> None:
+    """Refuse a head that answers with other words; words that nobody has named say nothing."""
+    named = not all(str(word).startswith("LABEL_") for word in trained)
+    same = [str(word).lower() for word in trained] == [label.lower() for label in labels]
+    if labels and not same and (named or len(trained) != len(labels)):
+        raise UserError(
+            f"{what} answers with {', '.join(map(str, trained))}, and the task's classes are "
+            f"{', '.join(labels)}: it was fine-tuned on another task, or numbers the classes otherwise."
+        )
+
+
 @contextmanager
-def _without_load_report() -> Iterator[None]:
-    """Keep the library from listing the weights of heads that are dropped or new; what is missing is checked here."""
-    verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()
+def _explained(what: str, quiet: bool = False) -> Iterator[None]:
+    """Say in one line what a library refuses, and keep it from listing weights of heads that are checked here."""
+    verbosity = transformers_logging.get_verbosity()
+    if quiet:
+        transformers_logging.set_verbosity_error()
     try:
         yield
-    finally:
-        logging.set_verbosity(verbosity)
-
-
-def _load_masked_lm(name: str, arguments: ModelArguments) -> PreTrainedModel:
-    try:
-        config = AutoConfig.from_pretrained(name, trust_remote_code=arguments.trust_remote_code)
-        _override_fields(config, arguments.config_overrides)
-        model, info = AutoModelForMaskedLM.from_pretrained(
-            name, config=config, trust_remote_code=arguments.trust_remote_code, output_loading_info=True
-        )
     except UserError:
         raise
-    except (ValueError, OSError, KeyError, RuntimeError, StrictDataclassError) as error:
-        raise UserError(f"The checkpoint {name} cannot be loaded as a masked-LM model: {one_line(error)}") from error
-    _check_encoder(model, info["missing_keys"], f"The checkpoint {name}")
-    return model
+    except Exception as error:  # of all kinds, from what others have saved
+        raise UserError(f"{what}: {one_line(error)}") from error
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+
+
+def _find_files(folder: str, patterns: Sequence[str]) -> list[Path]:
+    return sorted({file for pattern in patterns for file in Path(folder).glob(pattern)})
+
+
+def _load_config(arguments: ModelArguments | CheckpointArguments, architectures: Any, head: str) -> PreTrainedConfig:
+    """The configuration of a checkpoint of one stack, for whose architecture there is a class with the head."""
+    config = AutoConfig.from_pretrained(cast(str, arguments.model_name_or_path), **arguments.hub_options)
+    what = f"The checkpoint {arguments.model_name_or_path} is of the architecture {config.model_type}"
+    if config.is_encoder_decoder:
+        raise UserError(f"{what}, an encoder and a decoder; only models of one stack are trained here.")
+    if type(config) not in architectures and not getattr(config, "auto_map", None):
+        raise UserError(f"{what}, for which transformers has no {head} model.")
+    rivals = {
+        "max_position_embeddings": "the length of a checkpoint is changed with --max_seq_length",
+        "num_labels": "the number of labels is the task's",
+    }
+    for name, why in rivals.items():
+        if name in (arguments.config_overrides or ""):
+            raise UserError(f"--config_overrides: {why}; leave {name} out.")
+    _override_fields(config, arguments.config_overrides)
+    return config
 
 
 def _check_encoder(model: PreTrainedModel, untrained: Iterable[str], what: str) -> None:
@@ -293,62 +432,12 @@ def _named_config(arguments: ModelArguments) -> PreTrainedConfig:
         ) from error
 
 
-# Sizes that mean the same in every BERT-like encoder; those that a configuration lacks are left out.
-_SHARED_SIZES = (
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "intermediate_size",
-    "hidden_dropout_prob",
-    "attention_probs_dropout_prob",
-)
-
-
-def resize_config(model_type: str, sizes: PreTrainedConfig) -> PreTrainedConfig:
-    """Another architecture's configuration with the sizes of `sizes`."""
-    config = AutoConfig.for_model(model_type)
-    values = {name: getattr(sizes, name) for name in _SHARED_SIZES if hasattr(sizes, name) and hasattr(config, name)}
-    _set_fields(config, values)
-    other_names = {"num_key_value_heads": sizes.num_attention_heads, "hidden_dim": sizes.intermediate_size}
-    _set_fields(config, {name: value for name, value in other_names.items() if hasattr(config, name)})
-    dropouts = ("attention_dropout", "embedding_dropout", "mlp_dropout")  # the names of ModernBERT and its relatives
-    dropout = getattr(sizes, "hidden_dropout_prob", 0.1)
-    _set_fields(config, dict.fromkeys((name for name in dropouts if hasattr(config, name)), dropout))
-    if config.model_type == "modernbert":
-        # Its kinds of layer are a list, made for the default depth.
-        config.layer_types = [
-            "sliding_attention" if i % 3 else "full_attention" for i in range(sizes.num_hidden_layers)
-        ]
-    if hasattr(config, "embedding_size"):
-        config.embedding_size = sizes.hidden_size
-    for name in ("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"):
-        if hasattr(config, name):
-            setattr(config, name, None)  # they point into the vocabulary of the published checkpoint
-    return config
-
-
-def length_fields(config: PreTrainedConfig, max_length: int) -> dict[str, int]:
-    """What an architecture needs besides `max_position_embeddings` to take inputs of `max_length` tokens."""
-    if config.model_type in ("roberta", "xlm-roberta", "camembert", "longformer", "mpnet"):
-        return {"max_position_embeddings": max_length + 2}  # they count positions from behind the padding token's id
-    if config.model_type == "nystromformer":
-        # Its attention is linear only where the landmarks are fewer than the tokens, whose number is then fixed.
-        return {"segment_means_seq_len": max_length, "num_landmarks": min(64, max_length // 2)}
-    return {}
-
-
-def _set_fields(config: PreTrainedConfig, values: Mapping[str, Any]) -> None:
-    for name, value in values.items():
-        setattr(config, name, value)
-
-
 def _override_fields(config: PreTrainedConfig, overrides: str | None) -> None:
-    if not overrides:
-        return
-    for override in overrides.split(","):
-        name = override.split("=")[0]
-        if "=" not in override or not hasattr(config, name):
-            raise UserError(
-                f"--config_overrides: `{override}` is not field=value with a field of {type(config).__name__}."
-            )
-    config.update_from_string(overrides)
+    for override in overrides.split(",") if overrides else ():
+        if "=" not in override or not hasattr(config, override.split("=")[0]):
+            kind = type(config).__name__
+            raise UserError(f"--config_overrides: `{override}` is not field=value with a field of {kind}.")
+        try:
+            config.update_from_string(override)
+        except (ValueError, TypeError) as error:
+            raise UserError(f"--config_overrides: `{override}` cannot be set: {one_line(error)}") from error

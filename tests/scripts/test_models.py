@@ -1,0 +1,390 @@
+"""Models for the scripts, by preset, architecture or checkpoint; their tokenizers, lengths and adapters."""
+
+import logging
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForMaskedLM,
+    AutoTokenizer,
+    BertConfig,
+    BertForMaskedLM,
+    BertTokenizer,
+    GPT2Config,
+    GPT2ForSequenceClassification,
+    GPT2LMHeadModel,
+    ModernBertConfig,
+    ModernBertForMaskedLM,
+    RobertaConfig,
+    RobertaForMaskedLM,
+    T5Config,
+    T5ForConditionalGeneration,
+    ViTConfig,
+    ViTModel,
+)
+
+from experiments import models
+from experiments.arguments import UserError
+from experiments.models import (
+    CheckpointArguments,
+    LoraArguments,
+    ModelArguments,
+    add_lora,
+    build_masked_lm,
+    fingerprint_checkpoint,
+    fit_length,
+    load_classifier,
+    load_tokenizer,
+)
+from modeling_sktformer import SKTformerConfig, SKTformerForMaskedLM, SKTformerForSequenceClassification
+
+
+SIZES: dict = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+EMBEDDINGS = "bert.embeddings.word_embeddings.weight"
+LABELS = ["negative", "positive"]
+
+
+@pytest.fixture
+def tokenizer():
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"word{number}" for number in range(95))]
+    return BertTokenizer(vocab={word: index for index, word in enumerate(words)}, model_max_length=16)
+
+
+def build(tokenizer, length=32, seed=0, **arguments):
+    return build_masked_lm(ModelArguments(**arguments), tokenizer, length, seed)
+
+
+def save(model, folder):
+    model.save_pretrained(folder)
+    return str(folder)
+
+
+def save_sktformer(folder, **fields):
+    """A masked language model with random statistics and biases, so that nothing that is left out goes unseen."""
+    sizes = {"vocab_size": 100, "max_position_embeddings": 32, "num_segments": 4, "num_landmark_features": 4}
+    torch.manual_seed(0)
+    model = SKTformerForMaskedLM(SKTformerConfig(**{**SIZES, **sizes, **fields}))
+    for buffer in model.buffers():
+        if buffer.is_floating_point():
+            torch.nn.init.uniform_(buffer, 0.5, 1.5)
+    return save(model, folder)
+
+
+def load(folder, labels=LABELS, new_head=True, **arguments):
+    return load_classifier(CheckpointArguments(model_name_or_path=folder, **arguments), labels, "score", new_head)
+
+
+def test_a_preset_is_made_for_the_length_vocabulary_and_seed(tokenizer):
+    model = build(tokenizer, seed=7)
+    assert isinstance(model, SKTformerForMaskedLM)
+    config = model.config
+    assert (config.vocab_size, config.max_position_embeddings, config.landmark_seed) == (100, 32, 7)
+    assert (config.hidden_size, config.num_hidden_layers) == (128, 2)
+
+
+@pytest.mark.parametrize(
+    "model_type",
+    ["albert", "bert", "big_bird", "camembert", "convbert", "data2vec-text", "deberta-v2", "distilbert", "electra",
+     "esm", "eurobert", "fnet", "ibert", "longformer", "megatron-bert", "modernbert", "mpnet", "mra", "nystromformer",
+     "rembert", "roberta", "roberta-prelayernorm", "roformer", "squeezebert", "xlm-roberta", "yoso"],
+)  # fmt: skip
+def test_other_architectures_have_the_same_sizes_and_learn(tokenizer, model_type):
+    model = build(tokenizer, model_type=model_type)
+    config = model.config
+    assert config.model_type == model_type
+    assert (config.hidden_size, config.num_hidden_layers, config.vocab_size) == (128, 2, 100)
+    if model_type != "fnet":
+        assert config.num_attention_heads == 2
+    assert {getattr(config, name, 512) for name in ("intermediate_size", "hidden_dim")} == {512}
+    assert 100_000 < model.num_parameters() < 700_000
+    ids = torch.randint(5, 100, (2, 32))
+    model(input_ids=ids, labels=ids).loss.backward()
+    gradients = [parameter.grad for parameter in model.get_input_embeddings().parameters()]
+    assert gradients[0] is not None
+    assert gradients[0].any()
+    assert tokenizer.model_max_length == 32
+
+
+@pytest.mark.parametrize(
+    ("model_type", "reason"),
+    [
+        ("bart", "is an encoder and a decoder"),
+        ("flaubert", "does not take intermediate_size"),
+        ("funnel", "does not take num_hidden_layers, intermediate_size"),
+        ("perceiver", "does not take hidden_size"),
+        ("reformer", "does not take num_hidden_layers|axial"),
+        ("luke", r"would have 12\d\.\dM parameters, where BERT of these sizes has 0\.\dM"),
+        ("mobilebert", "parts of it have sizes of their own"),
+        ("xmod", "cannot read --max_seq_length 32 tokens: ValueError: Input language unknown"),
+        ("t5", "no masked-LM model of that name"),
+        ("gpt2", "no masked-LM model of that name"),
+        ("nonsense", "no masked-LM model of that name"),
+    ],
+)
+def test_architectures_that_cannot_be_compared_are_refused(tokenizer, model_type, reason):
+    with pytest.raises(UserError, match=reason) as error:
+        build(tokenizer, model_type=model_type)
+    assert "\n" not in str(error.value)
+
+
+def test_modernbert_can_predict_labelled_tokens_alone(tokenizer):
+    model = build(tokenizer, model_type="modernbert", config_overrides="sparse_prediction=True")
+    ids = torch.randint(5, 100, (2, 32))
+    labels = ids.where(torch.arange(32) < 4, -100)
+    output = model(input_ids=ids, labels=labels)
+    assert output.logits.shape == (8, 100)
+    assert output.loss.isfinite()
+
+
+def test_nystromformer_is_linear(tokenizer):
+    config = build(tokenizer, length=256, model_type="nystromformer").config
+    assert config.num_landmarks < config.segment_means_seq_len == 256
+
+
+def test_overrides_and_configuration_files(tokenizer, tmp_path):
+    overridden = build(tokenizer, config_overrides="num_segments=4,smoother_norm=layer_norm").config
+    assert (overridden.num_segments, overridden.smoother_norm) == (4, "layer_norm")
+    overridden.save_pretrained(tmp_path)
+    assert build(tokenizer, config_name=str(tmp_path / "config.json")).config.num_segments == 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"config_name": "sktformer-huge"}, "neither a preset .*sktformer-tiny"),
+        ({"config_overrides": "hidden_size=100"}, "not divisible by `num_segments`"),
+        ({"config_overrides": "num_landmark_tokens=33"}, "larger than `max_position_embeddings`"),
+        ({"config_overrides": "max_position_embeddings=16"}, "too little for --max_seq_length 32"),
+        ({"config_overrides": "num_landmark_token=3"}, "`num_landmark_token=3` is not field=value"),
+        ({"config_overrides": "num_segments=four"}, "`num_segments=four` cannot be set: invalid literal for int"),
+        (
+            {"config_overrides": "classifier_dropout=0.2"},
+            "`classifier_dropout=0.2` cannot be set: You can only update",
+        ),
+        ({"config_overrides": "num_segments"}, "is not field=value"),
+        ({"config_overrides": "smoother_norm=none"}, "smoother_norm"),
+    ],
+)
+def test_models_that_cannot_be_made_are_explained(tokenizer, arguments, message):
+    with pytest.raises(UserError, match=message) as error:
+        build(tokenizer, **arguments)
+    assert "\n" not in str(error.value)
+
+
+def test_a_checkpoint_and_a_new_architecture_exclude_each_other():
+    with pytest.raises(ValueError, match="--model_type"):
+        ModelArguments(model_name_or_path="x", model_type="bert")
+
+
+def test_checkpoints(tokenizer, tmp_path):
+    bert = BertForMaskedLM(BertConfig(vocab_size=100, max_position_embeddings=32, **SIZES))
+    folder = save(bert, tmp_path / "bert")
+    loaded = build(tokenizer, model_name_or_path=folder)
+    assert torch.equal(loaded.state_dict()[EMBEDDINGS], bert.state_dict()[EMBEDDINGS])
+    with pytest.raises(UserError, match="cannot read --max_seq_length 33 tokens: it takes at most 32"):
+        build(tokenizer, length=33, model_name_or_path=folder)
+
+    gpt2 = save(GPT2LMHeadModel(GPT2Config(vocab_size=100, n_embd=16, n_layer=1, n_head=2)), tmp_path / "gpt2")
+    with pytest.raises(UserError, match="architecture gpt2, for which transformers has no masked-LM model"):
+        build(tokenizer, model_name_or_path=gpt2)
+    with pytest.raises(UserError, match="nowhere cannot be loaded as a masked-LM model"):
+        build(tokenizer, model_name_or_path=str(tmp_path / "nowhere"))
+    small = save(BertForMaskedLM(BertConfig(vocab_size=99, **SIZES)), tmp_path / "small")
+    with pytest.raises(UserError, match="has 100 tokens, the model embeds 99"):
+        build(tokenizer, model_name_or_path=small)
+
+
+def test_weights_of_another_architecture_are_refused(tokenizer, tmp_path):
+    BertForMaskedLM(BertConfig(vocab_size=100, max_position_embeddings=32, **SIZES)).save_pretrained(tmp_path)
+    config = build(tokenizer).config
+    config.update({**SIZES, "num_segments": 4})
+    config.save_pretrained(tmp_path)
+    with pytest.raises(UserError, match="another architecture"):
+        build(tokenizer, model_name_or_path=str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        SKTformerForMaskedLM(SKTformerConfig(vocab_size=100, num_segments=4, num_landmark_features=4, **SIZES)),
+        BertForMaskedLM(BertConfig(vocab_size=100, **SIZES)),
+        GPT2LMHeadModel(GPT2Config(vocab_size=100, n_embd=16, n_layer=1, n_head=2)),
+        ModernBertForMaskedLM(ModernBertConfig(vocab_size=100, pad_token_id=0, **SIZES)),
+    ],
+    ids=lambda model: model.config.model_type,
+)
+@pytest.mark.parametrize("saved", [False, True], ids=["without", "with"])
+def test_a_checkpoint_without_a_tokenizer_is_refused(tokenizer, tmp_path, model, saved):
+    folder = save(model, tmp_path)
+    if saved:
+        tokenizer.save_pretrained(folder)
+        assert len(load_tokenizer(folder, False, ["mask"])) == 100
+        return
+    with pytest.raises(UserError, match=r"holds no tokenizer; save one beside it or give --tokenizer_name\.$"):
+        load_tokenizer(folder, False, ["mask"])
+
+
+def test_a_tokenizer_of_special_tokens_is_none(tmp_path):
+    BertTokenizer(vocab={"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "[SEP]": 3, "[MASK]": 4}).save_pretrained(tmp_path)
+    with pytest.raises(UserError, match="holds no tokenizer"):
+        load_tokenizer(str(tmp_path), False, [])
+
+
+def test_a_longer_input_lengthens_model_and_tokenizer(tokenizer, tmp_path, caplog):
+    folder = save_sktformer(tmp_path / "model")
+    with caplog.at_level(logging.INFO):
+        model = build(tokenizer, length=80, model_name_or_path=folder)
+    assert "lengthened from 32 to 80 tokens: new positions repeat the trained ones" in caplog.text
+    assert "at most 16 tokens keep their outputs" in caplog.text
+    for saved in (model, tokenizer):
+        saved.save_pretrained(tmp_path / "lengthened")
+    inputs = AutoTokenizer.from_pretrained(tmp_path / "lengthened")(
+        "word1 " * 99, truncation=True, return_tensors="pt"
+    )
+    assert inputs["input_ids"].shape == (1, 80)
+    assert AutoModelForMaskedLM.from_pretrained(tmp_path / "lengthened")(**inputs).logits.isfinite().all()
+
+
+def test_the_tokenizer_is_as_long_as_the_model(tokenizer, tmp_path, caplog):
+    folder = save_sktformer(tmp_path / "model")
+    with caplog.at_level(logging.INFO):
+        model = build(tokenizer, length=24, model_name_or_path=folder)
+    assert model.config.max_position_embeddings == tokenizer.model_max_length == 32
+    tokenizer.model_max_length = 512
+    assert build(tokenizer, length=24).config.max_position_embeddings == tokenizer.model_max_length == 24
+    assert "lengthened" not in caplog.text
+
+
+def test_positions_behind_the_padding_are_counted(tokenizer):
+    config = RobertaConfig(vocab_size=100, max_position_embeddings=34, pad_token_id=1, **SIZES)
+    model = RobertaForMaskedLM(config)
+    fit_length(model, tokenizer, 32)
+    assert tokenizer.model_max_length == 32
+    with pytest.raises(UserError, match="A roberta cannot read --max_seq_length 33 tokens: it takes at most 32"):
+        fit_length(model, tokenizer, 33)
+
+
+def test_rotary_positions_have_no_end(tokenizer, caplog):
+    config = ModernBertConfig(vocab_size=100, max_position_embeddings=32, pad_token_id=0, **SIZES)
+    with caplog.at_level(logging.INFO):
+        fit_length(ModernBertForMaskedLM(config), tokenizer, 48)
+    assert "made for 32 tokens" in caplog.text
+    assert tokenizer.model_max_length == 48
+
+
+def test_the_length_of_a_checkpoint_is_no_override(tokenizer, tmp_path):
+    folder = save_sktformer(tmp_path)
+    with pytest.raises(UserError, match="changed with --max_seq_length"):
+        load(folder, config_overrides="max_position_embeddings=256")
+    with pytest.raises(UserError, match="changed with --max_seq_length"):
+        build(tokenizer, model_name_or_path=folder, config_overrides="max_position_embeddings=256")
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (
+            lambda: T5ForConditionalGeneration(T5Config(d_model=16, d_ff=16, d_kv=8, num_layers=1, num_heads=2)),
+            "is of the architecture t5, an encoder and a decoder",
+        ),
+        (
+            lambda: ViTModel(ViTConfig(**SIZES, image_size=4, patch_size=2)),
+            "architecture vit, for which transformers has no sequence-classification model",
+        ),
+    ],
+    ids=["t5", "vit"],
+)
+def test_checkpoints_that_are_no_classifiers_are_refused(tmp_path, model, message):
+    with pytest.raises(UserError, match=message) as error:
+        load(save(model(), tmp_path))
+    assert "\n" not in str(error.value)
+
+
+def test_broken_checkpoints_are_refused(tmp_path):
+    folder = save_sktformer(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"no tensors")
+    with pytest.raises(UserError, match="cannot be loaded as a classification model") as error:
+        load(folder)
+    assert "\n" not in str(error.value)
+    with pytest.raises(UserError, match="nowhere cannot be loaded as a classification model"):
+        load(str(tmp_path / "nowhere"))
+
+
+def test_decoders_classify(tokenizer, tmp_path):
+    folder = save(GPT2LMHeadModel(GPT2Config(vocab_size=100, n_embd=16, n_layer=1, n_head=2)), tmp_path)
+    model = load(folder)
+    assert isinstance(model, GPT2ForSequenceClassification)
+    fit_length(model, tokenizer, 32)
+
+
+def test_a_fingerprint_follows_weights_configuration_and_tokenizer(tokenizer, tmp_path):
+    folder = save_sktformer(tmp_path)
+    seen = [fingerprint_checkpoint(folder)]
+    (tmp_path / "README.md").write_text("A card says nothing about the model.")
+    assert fingerprint_checkpoint(folder, "other") == seen[0]
+    tokenizer.save_pretrained(folder)
+    seen.append(fingerprint_checkpoint(folder))
+    save_sktformer(tmp_path, layer_norm_eps=1e-6)
+    seen.append(fingerprint_checkpoint(folder))
+    save_sktformer(tmp_path, layer_norm_eps=1e-6, landmark_seed=1)
+    seen.append(fingerprint_checkpoint(folder))
+    assert len(set(seen)) == 4
+    assert fingerprint_checkpoint("owner/name", "v1") == "owner/name@v1"
+
+
+def train_two_steps(model):
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.1)
+    model.train()
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(2):
+        ids = torch.randint(5, 100, (4, 40), generator=generator)
+        model(input_ids=ids, attention_mask=torch.ones_like(ids), labels=torch.tensor([0, 1, 1, 0])).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model.eval()
+
+
+@pytest.mark.parametrize("smoother_norm", ["batch_norm", "layer_norm"])
+def test_an_adapter_is_loaded_as_it_was_saved(tokenizer, tmp_path, smoother_norm):
+    pytest.importorskip("peft")
+    base = load(save_sktformer(tmp_path / "base", smoother_norm=smoother_norm))
+    fit_length(base, tokenizer, 40)
+    statistics = {name: value.clone() for name, value in base.named_buffers()}
+    adapted = train_two_steps(add_lora(base, LoraArguments(lora=True, lora_rank=2)))
+    trained = {name.split(".lora_")[0] for name, p in adapted.named_parameters() if p.requires_grad}
+    assert not any("embeddings" in name or "filter" in name for name in trained)
+    assert any("mlp.intermediate" in name for name in trained)
+    assert any("pooler" in name for name in trained)
+    for name, value in base.named_buffers():
+        assert torch.equal(value, statistics[name]), name
+    folder = save(adapted, tmp_path / "adapter")
+    ids = torch.randint(5, 100, (3, 40))
+    expected = adapted(input_ids=ids).logits
+    loaded = load(folder, new_head=False).eval()
+    assert isinstance(loaded, SKTformerForSequenceClassification)
+    assert loaded.config.id2label == {0: "negative", 1: "positive"}
+    assert torch.equal(loaded(input_ids=ids).logits, expected)
+    with pytest.raises(UserError, match="answers with negative, positive"):
+        load(folder, ["no", "yes"], new_head=False)
+    with pytest.raises(UserError, match="is an adapter: merge it"):
+        load(folder)
+
+
+def test_an_adapter_of_another_architecture_is_loaded_as_it_was_saved(tmp_path):
+    pytest.importorskip("peft")
+    # Its pooler counts to the encoder, and is not in the checkpoint of a masked language model.
+    bert = save(BertForMaskedLM(BertConfig(vocab_size=100, **SIZES)), tmp_path / "base")
+    adapted = train_two_steps(add_lora(load(bert, labels=[]), LoraArguments(lora=True)))
+    folder = save(adapted, tmp_path / "adapter")
+    ids = torch.randint(5, 100, (3, 40))
+    loaded = load(folder, labels=[], new_head=False).eval()
+    assert (loaded.config.problem_type, loaded.config.id2label) == ("regression", {0: "score"})
+    assert torch.equal(loaded(input_ids=ids).logits, adapted(input_ids=ids).logits)
+
+
+def test_adapters_without_peft_are_explained(tmp_path, monkeypatch):
+    monkeypatch.setattr(models.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"pip install -e \"\.\[lora\]\""):
+        add_lora(load(save_sktformer(tmp_path)), LoraArguments(lora=True))
+    with pytest.raises(ValueError, match="--lora_rank is 0"):
+        LoraArguments(lora_rank=0)
