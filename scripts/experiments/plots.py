@@ -75,22 +75,24 @@ def plot_mean_curves(
     plt.close(figure)
 
 
-def plot_scaling(rows: Iterable[Mapping[str, float]], path: str | Path, title: str) -> None:
+def plot_scaling(curves: Mapping[str, Iterable[tuple[int, float, float]]], path: str | Path, title: str) -> None:
     """
     Draw time and memory of a fixed number of tokens against the length of the sequences, as multiples of the shortest.
 
     Args:
-        rows (iterable of mappings): `length`, `time_ratio` and `memory_ratio`.
+        curves (mapping of `str` to iterables of points): For each model its points: length in tokens, multiples of
+            time and of memory.
         path (`str` or `Path`): The PNG to write.
         title (`str`): Stands above the picture.
     """
-    rows = list(rows)
-    lengths = [row["length"] for row in rows]
     figure, axes = plt.subplots(figsize=(7, 4.2), layout="constrained")
-    axes.plot(lengths, [row["time_ratio"] for row in rows], marker="o", label="step time per token")
-    axes.plot(lengths, [row["memory_ratio"] for row in rows], marker="s", label="peak memory per token")
+    lengths = sorted({point[0] for points in curves.values() for point in points})
+    for name, points in curves.items():
+        own, *multiples = zip(*points, strict=True) if points else [()] * 3
+        for values, marker, label in zip(multiples, "os", ("step time", "peak memory"), strict=True):
+            axes.plot(own, values, marker=marker, label=f"{label} per token{f', {name}' if len(curves) > 1 else ''}")
     axes.plot(lengths, [length / lengths[0] for length in lengths], color="0.6", ls=":", label="quadratic cost")
-    axes.set(title=title, xlabel="tokens in a sequence", ylabel=f"multiple of length {lengths[0]}", ylim=(0, 3))
+    axes.set(title=title, xlabel="tokens in a sequence", ylabel="multiple of the shortest length", ylim=(0, 3))
     axes.set_xscale("log", base=2)
     axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
     axes.grid(alpha=0.3)

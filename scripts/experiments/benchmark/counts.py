@@ -12,7 +12,6 @@ landmark tokens, s2 landmark features.
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from modeling_sktformer.folded_attention import is_folding_cheaper
@@ -25,45 +24,22 @@ TRANSFORMS = "transforms"
 FILTER_PRODUCTS = "filter products"
 
 
-@dataclass(frozen=True)
-class SKTformerVariant:
+def count_operations(name: str, config: Any, batch_size: int, length: int) -> dict[str, float]:
     """
-    How an SKTformer computes its equations, where that changes the count; by default as the model itself does.
-
-    `fold_attention`: queries, branches and their norms are never computed over the full width (see
-    `folded_attention.py`). `fold_stem`: the half of the convolution stem that reads the Fourier convolution is applied
-    to the filters, so that r columns are filtered into d of them at each frequency (see `folded_stem.py`).
-    `filter_minimally`: four results of the stem take 6 products with its weights and not 12 (see
-    `minimal_filtering.py`).
-    """
-
-    fold_attention: bool | None = None
-    fold_stem: bool | None = None
-    filter_minimally: bool | None = None
-
-
-def count_operations(
-    name: str, config: Any, batch_size: int, length: int, variant: SKTformerVariant | None = None
-) -> dict[str, float]:
-    """
-    Count the multiply-adds of a forward pass.
+    Count the multiply-adds of a forward pass, SKTformer's as its size makes it compute its equations.
 
     Args:
-        name (`str`): One of [`~benchmark_models.MODELS`].
+        name (`str`): One of [`~models.MODELS`].
         config (`PreTrainedConfig`): The model's, with a sequence classification head.
         batch_size (`int`): Inputs B.
         length (`int`): Tokens S of each.
-        variant ([`SKTformerVariant`], *optional*): For SKTformer.
 
     Returns:
         `dict`: part to multiply-adds.
     """
     num_tokens = batch_size * length
     width, num_layers = config.hidden_size, config.num_hidden_layers
-    if name == "sktformer":
-        parts = _count_sktformer(config, batch_size, length, variant or SKTformerVariant())
-    else:
-        parts = _ATTENTIONS[name](config, batch_size, length)
+    parts = _LAYERS[name](config, batch_size, length)
     num_matrices = 3 if name == "modernbert" else 2
     inner = config.feed_forward_size if name == "reformer" else config.intermediate_size
     parts = {part: num_layers * count for part, count in parts.items()}
@@ -87,31 +63,21 @@ def count_step(parts: Mapping[str, float], name: str, mode: str) -> float:
     return forward if mode == "inference" else forward * (4 if name == "reformer" else 3)
 
 
-def count_matrix_products(parts: Mapping[str, float]) -> float:
-    """Multiply-adds without Fourier transforms and products of spectra."""
-    return sum(count for part, count in parts.items() if part not in (TRANSFORMS, FILTER_PRODUCTS))
-
-
 def count_real_transform(length: int) -> float:
     """Multiply-adds of a Fourier transform of `length` real values, or back to them."""
     return 2.5 * length * math.log2(length) / 2
 
 
-def _count_sktformer(config: Any, batch_size: int, length: int, variant: SKTformerVariant) -> dict[str, float]:
+def _count_sktformer(config: Any, batch_size: int, length: int) -> dict[str, float]:
     """One layer, from `smoothing.py` and `attention.py`, on inputs as long as the model's positions."""
     width, num_heads = config.hidden_size, config.num_attention_heads
     num_tokens = batch_size * length
     num_landmarks = config.use_token_attention * min(config.num_landmark_tokens, length)
     num_columns = config.use_feature_attention * config.num_landmark_features  # of a head
-    parts: dict[str, float] = {}
-    if config.use_smoother:
-        parts |= _count_smoother(config, batch_size, length, variant)
+    parts = _count_smoother(config, batch_size, length) if config.use_smoother else {}
     num_samples = num_landmarks + num_columns
     parts["landmark keys and values"] = 2 * batch_size * num_landmarks * width**2
-    fold_attention = variant.fold_attention
-    if fold_attention is None:
-        fold_attention = is_folding_cheaper(width, num_heads, num_landmarks, num_columns, batch_size, length)
-    if fold_attention:
+    if is_folding_cheaper(width, num_heads, num_landmarks, num_columns, batch_size, length):
         # Queries into the keys, features' scores, the projection of each head's values and the heads' norms.
         once = width**2 * num_samples * (1 + num_heads)
         parts["folding the projections"] = batch_size * once
@@ -126,16 +92,10 @@ def _count_sktformer(config: Any, batch_size: int, length: int, variant: SKTform
     return parts
 
 
-def _count_smoother(config: Any, batch_size: int, length: int, variant: SKTformerVariant) -> dict[str, float]:
+def _count_smoother(config: Any, batch_size: int, length: int) -> dict[str, float]:
     width, num_segments = config.hidden_size, config.num_segments
     num_positions = config.max_position_embeddings
     num_frequencies = num_positions // 2 + 1
-    fold_stem, filter_minimally = variant.fold_stem, variant.filter_minimally
-    if fold_stem is None:
-        fold_stem = is_stem_folding_faster(width, batch_size, length, num_positions, num_segments)
-    if filter_minimally is None:
-        num_columns = (1 + config.use_fourier_convolution) * width
-        filter_minimally = is_minimal_filtering_faster(num_columns, batch_size * length, config.conv_kernel_size)
     parts: dict[str, float] = {}
     num_inputs = 0
     if config.use_fourier_convolution:
@@ -143,13 +103,18 @@ def _count_smoother(config: Any, batch_size: int, length: int, variant: SKTforme
         parts[FILTER_PRODUCTS] = 4 * batch_size * width * num_frequencies
         num_inputs += 1
     if config.use_convolution_stem:
+        fold_stem = is_stem_folding_faster(width, batch_size, length, num_positions, num_segments)
         if fold_stem and config.use_fourier_convolution:
+            # r columns are filtered into d of them at each frequency.
             parts[FILTER_PRODUCTS] = 4 * batch_size * num_segments * width * num_frequencies
             # Once a step: products of the d x d weights with real and imaginary parts of the filters.
             parts["folding the stem"] = 2 * config.conv_kernel_size * width**2 * num_frequencies
             num_inputs -= 1
         num_inputs += 1
-        num_products = 6 / 4 if filter_minimally else config.conv_kernel_size  # of a token and a pair of columns
+        num_columns = (1 + config.use_fourier_convolution) * width
+        filter_minimally = is_minimal_filtering_faster(num_columns, batch_size * length, config.conv_kernel_size)
+        # Of a token and a pair of columns; four results take 6 products with the weights and not 12.
+        num_products = 6 / 4 if filter_minimally else config.conv_kernel_size
         parts["stem"] = batch_size * length * num_inputs * width**2 * num_products
     return parts
 
@@ -226,21 +191,14 @@ def _count_reformer(config: Any, batch_size: int, length: int) -> dict[str, floa
     }
 
 
-def _count_linformer(config: Any, batch_size: int, length: int) -> dict[str, float]:
-    products = batch_size * length * config.projected_length * config.hidden_size
+def _count_low_rank(config: Any, batch_size: int, length: int) -> dict[str, float]:
+    """Linformer and Performer: two products that make keys smaller, two of attention to them."""
+    rank = getattr(config, "projected_length", None) or config.num_random_features
+    products = 2 * batch_size * length * rank * config.hidden_size
     return {
         "projections": _projections(config, batch_size, length, 4),
-        "shortening": 2 * products,
-        "attention": 2 * products,
-    }
-
-
-def _count_performer(config: Any, batch_size: int, length: int) -> dict[str, float]:
-    products = batch_size * length * config.num_random_features * config.hidden_size
-    return {
-        "projections": _projections(config, batch_size, length, 4),
-        "random features": 2 * products,
-        "attention": 2 * products,
+        "reduction": products,
+        "attention": products,
     }
 
 
@@ -258,7 +216,8 @@ def _padded(length: int, multiple: int) -> int:
     return -(-length // multiple) * multiple
 
 
-_ATTENTIONS: dict[str, Callable[[Any, int, int], dict[str, float]]] = {
+_LAYERS: dict[str, Callable[[Any, int, int], dict[str, float]]] = {
+    "sktformer": _count_sktformer,
     "bert-eager": _count_full_attention,
     "bert-sdpa": _count_full_attention,
     "modernbert": _count_full_attention,
@@ -267,6 +226,6 @@ _ATTENTIONS: dict[str, Callable[[Any, int, int], dict[str, float]]] = {
     "bigbird": _count_bigbird,
     "longformer": _count_longformer,
     "reformer": _count_reformer,
-    "linformer": _count_linformer,
-    "performer": _count_performer,
+    "linformer": _count_low_rank,
+    "performer": _count_low_rank,
 }

@@ -1,4 +1,9 @@
-"""Time and memory, measured so that they can be trusted on a noisy machine."""
+"""
+Time and memory of steps, measured so that they can be trusted on a noisy machine.
+
+`torch.utils.benchmark` repeats one statement in one process by one clock. Here the steps of several models take turns,
+each turn in a process of its own, by the wall and by processor time, and may fail; and memory is measured besides.
+"""
 
 import contextlib
 import ctypes
@@ -7,20 +12,21 @@ import multiprocessing
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 import torch
-from torch import nn
 from tqdm import tqdm
 
 
 OUT_OF_MEMORY = "out of memory"
 SHORT_STEP_S = 1.0
 MAX_CALLS = 20
+Result = TypeVar("Result")
+StepMaker = Callable[[], Callable[[], Any]]
 
 
 class StepFailure(RuntimeError):
@@ -29,23 +35,20 @@ class StepFailure(RuntimeError):
 
 @dataclass
 class Probe:
-    """
-    What a step needs that is taken alone.
-
-    `peak_memory`: bytes beyond what was there before its first call. `wall`: seconds of its last call.
-    """
+    """What a step needs that is taken alone: bytes beyond what was there before, seconds of its last call."""
 
     peak_memory: int
     wall: float
 
 
 def time_interleaved(
-    steps: Mapping[str, Callable[[], Any]],
+    steps: dict[Any, Callable[[], Any]],
     rounds: int,
     warmup: int = 2,
-    fewer_rounds: Mapping[str, int] | None = None,
+    fewer_rounds: Mapping[Any, int] | None = None,
+    failures: dict[Any, str | None] | None = None,
     progress: tqdm | None = None,
-) -> dict[str, list[dict]]:
+) -> dict[Any, list[dict[str, float]]]:
     """
     Time several steps in turn, A B C, A B C ..., so that a slow minute of the machine meets all of them.
 
@@ -53,41 +56,49 @@ def time_interleaved(
     training that repeats it: what the other steps have left in caches and in the process's memory is not its cost.
 
     Args:
-        steps (mapping of `str` to callables):
-            What to time. A step must wait for its device itself; or it returns its `wall` and `cpu` seconds in a
-            mapping, as [`time_step`] does, and then they count.
+        steps (`dict` of names to callables): What to time. A step waits for its device itself; or it returns its
+            `wall` and `cpu` seconds in a mapping, as [`median_times`] does, and then they count.
         rounds (`int`): How often each is timed.
         warmup (`int`, *optional*, defaults to 2): Rounds before those that count.
-        fewer_rounds (mapping of `str` to `int`, *optional*):
-            Slow steps, which take part in that many rounds from the first on, and in one of warm-up at most.
-        progress (`tqdm`, *optional*): Bar that is moved on by one each round. By default one of its own.
+        fewer_rounds (mapping of names to `int`, *optional*): Slow steps, which take part in that many rounds from the
+            first on, and in one of warm-up at most.
+        failures (`dict`, *optional*): Is told in a few words why steps fail, which leave `steps` then. By default
+            their errors are raised.
+        progress (`tqdm`, *optional*): Bar that is moved on by one each round.
 
     Returns:
-        `dict`: for each step a list with one mapping a round: `wall` and `cpu` seconds of this process.
+        `dict`: for each step a list with one mapping a round: `wall` and `cpu` seconds.
     """
-    times: dict[str, list[dict]] = {name: [] for name in steps}
-    last: dict[str, float] = {}
-    fewer_rounds = fewer_rounds or {}
-    with contextlib.ExitStack() as stack:
-        bar = progress if progress is not None else stack.enter_context(tqdm(desc="Timing", unit="round"))
-        if progress is None:
-            bar.reset(total=warmup + rounds)
-        for number in range(-warmup, rounds):
-            for name, step in steps.items():
-                if name in fewer_rounds and not -1 <= number < fewer_rounds[name]:
-                    continue
-                for _ in range(2 if last.get(name, SHORT_STEP_S) < SHORT_STEP_S else 1):
-                    wall, cpu = time.perf_counter(), time.process_time()
-                    own = step()
-                    entry = {"wall": time.perf_counter() - wall, "cpu": time.process_time() - cpu}
-                if isinstance(own, Mapping):
-                    entry = dict(own)
-                else:
+    times: dict[Any, list[dict[str, float]]] = {name: [] for name in steps}
+    last: dict[Any, float] = {}
+    for number in range(-warmup, rounds):
+        for name in list(steps):
+            if fewer_rounds and name in fewer_rounds and not -1 <= number < fewer_rounds[name]:
+                continue
+            try:
+                entry, own = _take(steps[name])
+                if not isinstance(own, Mapping):
+                    if last.get(name, SHORT_STEP_S) < SHORT_STEP_S:
+                        entry, _ = _take(steps[name])
                     last[name] = entry["wall"]
-                if number >= 0:
-                    times[name].append(entry)
-            bar.update()
+            except Exception as error:
+                if failures is None:
+                    raise
+                failures[name] = failure_reason(error)
+                del steps[name]  # and with it what it holds of the memory
+                continue
+            if number >= 0:
+                times[name].append(dict(own) if isinstance(own, Mapping) else entry)
+        if progress is not None:
+            progress.update()
     return times
+
+
+def _take(step: Callable[[], Any]) -> tuple[dict[str, float], Any]:
+    """Seconds of a call, by the clock and of this process's threads together, and what it returns."""
+    wall, cpu = time.perf_counter(), time.process_time()
+    result = step()
+    return {"wall": time.perf_counter() - wall, "cpu": time.process_time() - cpu}, result
 
 
 def median_ratio(times: list[dict], baseline: list[dict], clock: str = "wall") -> float:
@@ -107,167 +118,36 @@ def failure_reason(error: BaseException) -> str:
     return (words if len(words) <= 80 else f"{words[:77]}...") or type(error).__name__
 
 
-def measure_matmul_rate(device: str, dtype: torch.dtype, clock: str, size: int = 2048) -> float:
-    """Floating-point operations per second, by a clock, of the fastest of seven products of large square matrices."""
-    left, right = torch.randn(2, size, size, device=device).to(dtype)
-
-    def multiply() -> None:
-        torch.mm(left, right)
-        if device == "cuda":
-            torch.cuda.synchronize()
-
-    times = time_interleaved({"product": multiply}, 7)
-    return 2 * size**3 / min(entry[clock] for entry in times["product"])
-
-
-@dataclass(eq=False)
-class ModuleCall:
-    """
-    One call of a module, to be repeated alone.
-
-    `arguments`, `options`: what it was called with, floating-point tensors detached and with gradients of their own.
-    `output`: one floating-point tensor that it returned.
-    """
-
-    module: nn.Module
-    arguments: tuple
-    options: dict[str, Any]
-    output: torch.Tensor
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of inputs, output and parameters, each counted once."""
-        tensors = [value for value in self._inputs() if isinstance(value, torch.Tensor)]
-        return sum(tensor.nbytes for tensor in [*tensors, self.output, *self.module.parameters()])
-
-    def run_forward(self) -> torch.Tensor:
-        """Call the module; what a backward pass needs is kept as in training."""
-        return _first_tensor(self.module(*self.arguments, **self.options))
-
-    def run_both(self) -> None:
-        """Call the module and go back to all its inputs and parameters."""
-        for tensor in [*self._inputs(), *self.module.parameters()]:
-            if isinstance(tensor, torch.Tensor):
-                tensor.grad = None
-        self.run_forward().backward(self.output)
-
-    def _inputs(self) -> list[Any]:
-        return [*self.arguments, *self.options.values()]
-
-
-def record_calls(modules: Iterable[nn.Module], run: Callable[[], Any]) -> list[ModuleCall]:
-    """
-    Record how modules are called.
-
-    Args:
-        modules (iterable of `nn.Module`): The modules; each is recorded once however often it is named.
-        run (callable): Calls them, each any number of times.
-
-    Returns:
-        `list` of [`ModuleCall`]: in the order in which the calls ended.
-    """
-    calls: list[ModuleCall] = []
-
-    def record(module: nn.Module, arguments: tuple, options: dict[str, Any], output: Any) -> None:
-        arguments = tuple(_detach(value) for value in arguments)
-        options = {name: _detach(value) for name, value in options.items()}
-        calls.append(ModuleCall(module, arguments, options, _first_tensor(output).detach()))
-
-    hooks = [module.register_forward_hook(record, with_kwargs=True) for module in dict.fromkeys(modules)]
-    run()
-    for hook in hooks:
-        hook.remove()
-    return calls
-
-
-def _detach(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.detach().requires_grad_(value.is_floating_point())
-    return value
-
-
-def _first_tensor(output: Any) -> torch.Tensor:
-    return output if isinstance(output, torch.Tensor) else output[0]
-
-
-def peak_memory(make_step: Callable[..., Callable[[], Any]], *arguments: Any) -> int:
-    """
-    Memory that a step needs beyond what was there before its first call.
-
-    Measured in a process of its own, because what an allocator has once taken it seldom gives back.
-
-    Args:
-        make_step (callable): Builds the step in the new process; a function of a module.
-        arguments: Its arguments.
-
-    Returns:
-        `int`: bytes.
-    """
-    return probe_step(make_step, *arguments).peak_memory
-
-
-def probe_step(
-    make_step: Callable[..., Callable[[], Any]],
-    *arguments: Any,
+def run_alone(
+    measure: Callable[[StepMaker], Result],
+    make_step: StepMaker,
     memory_limit: int | None = None,
     preload: Sequence[str] = (),
-) -> Probe:
+) -> Result:
     """
-    Take a step twice in a process of its own on the CPU.
+    Measure a step in a new process on the CPU.
 
     Args:
-        make_step (callable): Builds the step in the new process; a function of a module.
-        arguments: Its arguments.
-        memory_limit (`int`, *optional*):
-            Bytes that the process may allocate, the step's weights included; more is a failure (Linux alone).
-        preload (sequence of `str`, *optional*):
-            Installed modules that take long to import. Where there is fork, the first call that names some imports
-            them for all later ones too.
+        measure (callable): [`probe_memory`] or [`median_times`].
+        make_step (callable): Builds the step in the new process; a function of a module, or a `partial` of one.
+        memory_limit (`int`, *optional*): Bytes that the process may allocate, the step's weights included; more is a
+            failure (Linux alone).
+        preload (sequence of `str`, *optional*): Installed modules that take long to import. Where there is fork, the
+            first call that names some imports them for all later ones too.
 
     Returns:
-        [`Probe`]
+        What `measure` returns.
 
     Raises:
         StepFailure: if the step cannot be built or taken.
     """
-    return _run_in_process(_measure_peak, (make_step, arguments), memory_limit, preload)
-
-
-def time_step(
-    make_step: Callable[..., Callable[[], Any]], *arguments: Any, warmup: int = 1, preload: Sequence[str] = ()
-) -> dict[str, float]:
-    """
-    Time a step in a process of its own on the CPU.
-
-    How fast a step of a small model is depends on where its tensors lie in memory, and a process keeps to one such
-    place: rounds in processes of their own average over many.
-
-    Args:
-        make_step (callable): Builds the step in the new process; a function of a module.
-        arguments: Its arguments.
-        warmup (`int`, *optional*, defaults to 1): Calls before those that count.
-        preload (sequence of `str`, *optional*): As for [`probe_step`].
-
-    Returns:
-        `dict`: `wall` and `cpu` seconds of the process, medians over twenty calls or as many as begin within a second.
-
-    Raises:
-        StepFailure: if the step cannot be built or taken.
-    """
-    return _run_in_process(_measure_times, (make_step, arguments, warmup), None, preload)
-
-
-def _run_in_process(
-    measure: Callable[..., Any], arguments: tuple, memory_limit: int | None, preload: Sequence[str]
-) -> Any:
-    """What a function of this module returns in a new process; its errors become [`StepFailure`]s."""
     forks = bool(preload) and "forkserver" in multiprocessing.get_all_start_methods()
     context: Any = multiprocessing.get_context("forkserver" if forks else "spawn")
     if forks:
         context.set_forkserver_preload(list(preload))
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(
-        target=_send_result, args=(sender, torch.get_num_threads(), memory_limit, measure, arguments)
+        target=_send_result, args=(sender, torch.get_num_threads(), memory_limit, measure, make_step)
     )
     process.start()
     sender.close()
@@ -285,23 +165,67 @@ def _run_in_process(
     return result
 
 
-def probe_cuda_step(make_step: Callable[..., Callable[[], Any]], *arguments: Any) -> Probe:
-    """
-    Take a step three times on the CUDA device, the last time with the clock running, and free what it took.
-
-    Arguments, result and failures as [`probe_step`]'s; memory is what PyTorch's allocator has given out.
-    """
-    step, reason, wall = None, None, 0.0
+def _send_result(
+    sender: Any, num_threads: int, memory_limit: int | None, measure: Callable, make_step: Callable
+) -> None:
+    torch.set_num_threads(num_threads)
     try:
-        step = make_step(*arguments)
+        if memory_limit is not None:
+            _limit_memory(memory_limit)
+        sender.send(measure(make_step))
+    except Exception as error:
+        sender.send(failure_reason(error))
+
+
+def probe_memory(make_step: StepMaker) -> Probe:
+    """Make a step and take it twice. In a process of its own: what an allocator has taken it seldom gives back."""
+    _map_large_blocks()
+    step = make_step()
+    with contextlib.suppress(OSError):
+        # Linux forgets the peak that imports and construction have left; elsewhere a step below it measures nothing.
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    before = psutil.Process().memory_info().rss
+    step()
+    times, _ = _take(step)
+    return Probe(max(0, _peak_resident_size() - before), times["wall"])
+
+
+def median_times(make_step: StepMaker, warmup: int = 1) -> dict[str, float]:
+    """
+    Make a step and time it.
+
+    How fast a step of a small model is depends on where its tensors lie in memory, and a process keeps to one such
+    place: rounds in processes of their own average over many.
+
+    Returns:
+        `dict`: `wall` and `cpu` seconds, medians over twenty calls after the warm-up or as many as begin in a second.
+    """
+    step = make_step()
+    for _ in range(warmup):
+        step()
+    calls: list[dict[str, float]] = []
+    while len(calls) < MAX_CALLS and sum(call["wall"] for call in calls) < SHORT_STEP_S:
+        calls.append(_take(step)[0])
+    return {clock: statistics.median(call[clock] for call in calls) for clock in ("wall", "cpu")}
+
+
+def probe_on_cuda(make_step: StepMaker) -> Probe:
+    """
+    Take a step, which waits for the device, three times on the CUDA device, and free what it took.
+
+    The last call is timed. Memory is what PyTorch's allocator has given out.
+
+    Raises:
+        StepFailure: if the step cannot be built or taken.
+    """
+    step, reason = None, None
+    try:
+        step = make_step()
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
         for _ in range(3):
-            start = time.perf_counter()
-            step()
-            torch.cuda.synchronize()
-            wall = time.perf_counter() - start
+            times, _ = _take(step)
         memory = torch.cuda.max_memory_allocated() - before
     except Exception as error:
         reason = failure_reason(error)  # and not the error, whose traceback would keep the step's tensors alive
@@ -310,48 +234,7 @@ def probe_cuda_step(make_step: Callable[..., Callable[[], Any]], *arguments: Any
     torch.cuda.empty_cache()
     if reason is not None:
         raise StepFailure(reason)
-    return Probe(memory, wall)
-
-
-def _send_result(
-    sender: Any, num_threads: int, memory_limit: int | None, measure: Callable[..., Any], arguments: tuple
-) -> None:
-    torch.set_num_threads(num_threads)
-    try:
-        if memory_limit is not None:
-            _limit_memory(memory_limit)
-        sender.send(measure(*arguments))
-    except Exception as error:
-        sender.send(failure_reason(error))
-
-
-def _measure_peak(make_step: Callable[..., Callable[[], Any]], arguments: tuple) -> Probe:
-    _map_large_blocks()
-    step = make_step(*arguments)
-    with contextlib.suppress(OSError):
-        # Linux forgets the peak that imports and construction have left; elsewhere a step below it measures nothing.
-        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-    before = psutil.Process().memory_info().rss
-    wall = 0.0
-    for _ in range(2):
-        start = time.perf_counter()
-        step()
-        wall = time.perf_counter() - start
-    return Probe(max(0, _peak_resident_size() - before), wall)
-
-
-def _measure_times(make_step: Callable[..., Callable[[], Any]], arguments: tuple, warmup: int) -> dict[str, float]:
-    step = make_step(*arguments)
-    for _ in range(warmup):
-        step()
-    walls: list[float] = []
-    cpus: list[float] = []
-    while len(walls) < MAX_CALLS and sum(walls) < SHORT_STEP_S:
-        wall, cpu = time.perf_counter(), time.process_time()
-        step()
-        walls.append(time.perf_counter() - wall)
-        cpus.append(time.process_time() - cpu)
-    return {"wall": statistics.median(walls), "cpu": statistics.median(cpus)}
+    return Probe(memory, times["wall"])
 
 
 def _map_large_blocks() -> None:
@@ -366,14 +249,11 @@ def _map_large_blocks() -> None:
 
 
 def _limit_memory(memory_limit: int) -> None:
-    """Let this process allocate so many bytes more and no further; nothing where that cannot be told."""
-    with contextlib.suppress(OSError, ImportError):
-        import resource  # which Windows has not
-
-        for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
-            if line.startswith("VmData:"):
-                limit = int(line.split()[1]) * 1024 + memory_limit
-                resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+    """Let this process allocate so many bytes more and no further; nothing where psutil cannot tell it so."""
+    process: Any = psutil.Process()
+    with contextlib.suppress(OSError, AttributeError):
+        limit = process.memory_info().data + memory_limit
+        process.rlimit(psutil.RLIMIT_DATA, (limit, limit))
 
 
 def _peak_resident_size() -> int:

@@ -1,17 +1,24 @@
-"""Where the time of SKTformer's training step goes: each part alone, against the machine's matrix-product rate."""
+"""
+Where the time of SKTformer's training step goes: each part alone, against the machine's matrix-product rate.
 
-import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+Modules are repeated on recorded inputs, forward and backward. `torch.profiler` knows operators, and the module of a
+backward one no longer.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 from torch import nn
+from torch.utils.benchmark import Timer, timer
 from tqdm import tqdm
 
 from experiments.benchmark.counts import FILTER_PRODUCTS, TRANSFORMS, count_operations
-from experiments.benchmark.measurement import measure_matmul_rate, record_calls, time_interleaved
-from experiments.benchmark.models import PRECISIONS, Case, Setting, build_config, build_model, make_inputs
-from experiments.results import describe_environment, format_origin
+from experiments.benchmark.measurement import time_interleaved
+from experiments.benchmark.models import PRECISIONS, Setting, Workload, build_config, build_model, make_inputs
+from experiments.results import format_table
 
 
 # Which counted operations a part of the profile holds.
@@ -29,31 +36,24 @@ _COUNTED = {
 }
 
 
-def profile_lengths(setting: Setting, lengths: Sequence[int], dropout: float, rounds: int) -> dict[str, Any]:
+def profile_steps(workloads: Sequence[Workload], setting: Setting, rounds: int) -> dict[str, Any]:
     """
-    Measure where the time of a training step goes, at each length.
+    Measure where the time of training steps goes.
 
     Args:
-        setting ([`Setting`]): Sizes, batch, precision, device.
-        lengths (sequence of `int`): Tokens in an input.
-        dropout (`float`): Of all parts.
+        workloads (sequence of [`Workload`]): SKTformers made for the length of their inputs.
+        setting ([`Setting`]): What they have in common.
         rounds (`int`): How often each part is timed.
 
     Returns:
-        `dict`: settings, the machine's rate at matrix products and the parts of the step at each length.
+        `dict`: the machine's rate at matrix products, `matmul_gflops`, and the parts of each step, `profiles`.
     """
-    rate = measure_matmul_rate(setting.device, PRECISIONS[setting.precision], profile_clock(setting))
-    case = Case("training", dropout)
-    return {
-        "key": {**dataclasses.asdict(setting), "dropout": [dropout]},
-        "rounds": rounds,
-        "matmul_gflops": rate / 1e9,
-        "environment": describe_environment(),
-        "lengths": [
-            {"length": length, "parts": profile_step(setting, length, case, rounds, rate)}
-            for length in tqdm(lengths, desc="Profile", unit="length")
-        ],
-    }
+    rate = measure_matmul_rate(setting)
+    profiles = [
+        {"size": workload.size, "length": workload.length, "parts": profile_step(workload, setting, rounds, rate)}
+        for workload in tqdm(workloads, desc="Profile", unit="length")
+    ]
+    return {"matmul_gflops": rate / 1e9, "profiles": profiles}
 
 
 def profile_clock(setting: Setting) -> str:
@@ -61,7 +61,75 @@ def profile_clock(setting: Setting) -> str:
     return "wall" if setting.device == "cuda" else "cpu"
 
 
-def profile_step(setting: Setting, length: int, case: Case, rounds: int, matmul_rate: float) -> list[dict[str, Any]]:
+def measure_matmul_rate(setting: Setting, size: int = 2048) -> float:
+    """Floating-point operations per second of the fastest of seven products of large square matrices."""
+    left, right = torch.randn(2, size, size, device=setting.device).to(PRECISIONS[setting.precision])
+    clock = time.process_time if profile_clock(setting) == "cpu" else timer
+    product = Timer("torch.mm(left, right)", timer=clock, globals=locals(), num_threads=torch.get_num_threads())
+    return 2 * size**3 / min(product.timeit(1).median for _ in range(7))
+
+
+@dataclass(eq=False)
+class ModuleCall:
+    """
+    One call of a module, to be repeated alone.
+
+    `arguments`, `options`: what it was called with, floating-point tensors detached and with gradients of their own.
+    `output`: one floating-point tensor that it returned.
+    """
+
+    module: nn.Module
+    arguments: tuple
+    options: dict[str, Any]
+    output: torch.Tensor
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of inputs, output and parameters, each counted once."""
+        return self.output.nbytes + sum(tensor.nbytes for tensor in self._leaves())
+
+    def run_forward(self) -> torch.Tensor:
+        """Call the module; what a backward pass needs is kept as in training."""
+        return _first_tensor(self.module(*self.arguments, **self.options))
+
+    def run_both(self) -> None:
+        """Call the module and go back to all its inputs and parameters."""
+        for tensor in self._leaves():
+            tensor.grad = None
+        self.run_forward().backward(self.output)
+
+    def _leaves(self) -> list[torch.Tensor]:
+        values = [*self.arguments, *self.options.values(), *self.module.parameters()]
+        return [value for value in values if isinstance(value, torch.Tensor)]
+
+
+def record_calls(modules: Iterable[nn.Module], run: Callable[[], Any]) -> list[ModuleCall]:
+    """Record how modules are called while something runs, in the order in which the calls end."""
+    calls: list[ModuleCall] = []
+
+    def record(module: nn.Module, arguments: tuple, options: dict[str, Any], output: Any) -> None:
+        arguments = tuple(_detach(value) for value in arguments)
+        options = {name: _detach(value) for name, value in options.items()}
+        calls.append(ModuleCall(module, arguments, options, _first_tensor(output).detach()))
+
+    hooks = [module.register_forward_hook(record, with_kwargs=True) for module in dict.fromkeys(modules)]
+    run()
+    for hook in hooks:
+        hook.remove()
+    return calls
+
+
+def _detach(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.detach().requires_grad_(value.is_floating_point())
+    return value
+
+
+def _first_tensor(output: Any) -> torch.Tensor:
+    return output if isinstance(output, torch.Tensor) else output[0]
+
+
+def profile_step(workload: Workload, setting: Setting, rounds: int, matmul_rate: float) -> list[dict[str, Any]]:
     """
     Measure the parts of a training step.
 
@@ -70,40 +138,38 @@ def profile_step(setting: Setting, length: int, case: Case, rounds: int, matmul_
     processors are those of all threads together.
 
     Args:
-        setting ([`Setting`]): Sizes, batch, precision, device.
-        length (`int`): Tokens in an input.
-        case ([`Case`]): Gives the dropout.
+        workload ([`Workload`]): An SKTformer in training.
+        setting ([`Setting`]): Depth, precision, device.
         rounds (`int`): How often each part is timed.
         matmul_rate (`float`): Floating-point operations per second of large matrix products.
 
     Returns:
         `list` of mappings: `part`, `forward_ms`, `backward_ms`, `gflop` of both, `mib` of the forward pass's inputs,
         outputs and weights, `share` of the step's time, `matmul_share` of the rate. The last three rows are what
-        stands between the parts, the optimizer and the step.
+        stands between the parts, the step and the optimizer.
     """
-    config = build_config("sktformer", setting, length, case.dropout)
+    config = build_config(workload, setting.num_layers)
     model = build_model("sktformer", config).train()
     model = cast(Any, model).to(setting.device, PRECISIONS[setting.precision])
-    inputs, labels = make_inputs(setting, length)
+    inputs = make_inputs(workload, setting)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-    shape = (setting.batch_size, length, config.hidden_size)
+    shape = (workload.batch_size, workload.length, config.hidden_size)
     pieces = profile_pieces(model, torch.empty(shape, device=model.device, dtype=model.dtype))
-    calls = record_calls([module for _, _, module in pieces], lambda: model(inputs, labels=labels))
+    calls = record_calls([module for _, _, module in pieces], lambda: model(**inputs))
 
     def forward() -> torch.Tensor:
-        return model(inputs, labels=labels).loss
+        return model(**inputs).loss
 
     steps: dict[Any, Callable[[], Any]] = {"forward": forward, "both": lambda: forward().backward()}
     steps["both"]()
     steps["optimizer"] = optimizer.step
     for call in calls:
         steps |= {(call, False): call.run_forward, (call, True): call.run_both}
-    waiting = {name: _wait_for(step, setting.device) for name, step in steps.items()}
-    times: Mapping[Any, list[dict]] = time_interleaved(waiting, rounds)
+    times = time_interleaved({name: _wait_for(step, setting.device) for name, step in steps.items()}, rounds)
     clock = profile_clock(setting)
     fastest = {name: 1000 * min(entry[clock] for entry in entries) for name, entries in times.items()}
 
-    counted = count_operations("sktformer", config, setting.batch_size, length)
+    counted = count_operations("sktformer", config, workload.batch_size, workload.length)
     rows: dict[str, dict[str, Any]] = {}
     for part, weight, module in pieces:
         row = rows.setdefault(part, {"part": part, "forward_ms": 0.0, "backward_ms": 0.0, "mib": 0.0})
@@ -181,35 +247,29 @@ def _wait_for(step: Callable[[], Any], device: str) -> Callable[[], None]:
     return run
 
 
-def format_profile(results: Mapping, title: str) -> str:
-    """The profile as Markdown, under a title that names the settings."""
+def format_profile(section: Mapping) -> list[str]:
+    """The profiles of a section, as lines of Markdown."""
     lines = [
-        "# Where the time of a training step goes",
-        "",
-        f"SKTformer, {title}. Each part alone on the inputs that it has in the model, all layers together, the "
-        f"fastest of {results['rounds']} interleaved rounds. GFLOP counts matrix products, convolutions and Fourier "
+        "Each part alone on the inputs that it has in the model, all layers together, the fastest of "
+        f"{section['plan']['rounds']} interleaved rounds. GFLOP counts matrix products, convolutions and Fourier "
         "transforms of both passes; MiB is what the forward pass reads and writes at least; the last column holds the "
-        f"part's rate against that of large matrix products here, {results['matmul_gflops']:.1f} GFLOP/s. "
-        + ("Times are processor time. " if results["key"]["device"] == "cpu" else "")
+        f"part's rate against that of large matrix products here, {section['matmul_gflops']:.1f} GFLOP/s. "
+        + ("Times are processor time. " if section["key"]["device"] == "cpu" else "")
         + '"Projections" are linear maps that attention calls; folded attention (`folded_attention.py`) has none.',
         "",
     ]
-    for entry in results["lengths"]:
-        lines += [
-            f"## {entry['length']:,} tokens",
-            "",
-            "| part | forward, ms | backward, ms | share of the step | GFLOP | MiB | of the matrix-product rate |",
-            "|---|---|---|---|---|---|---|",
+    header = ["part", "forward, ms", "backward, ms", "share of the step", "GFLOP", "MiB", "of the matrix-product rate"]
+    for entry in section["profiles"]:
+        rows = [
+            [
+                row["part"],
+                *(f"{row[key]:.1f}" for key in ("forward_ms", "backward_ms")),
+                f"{row['share']:.0%}",
+                f"{row['gflop']:.2f}" if row.get("gflop") else "",
+                f"{row['mib']:.1f}" if "mib" in row else "",
+                f"{row['matmul_share']:.0%}" if row.get("gflop") else "",
+            ]
+            for row in entry["parts"]
         ]
-        for row in entry["parts"]:
-            flop = f"{row['gflop']:.2f}" if row.get("gflop") else ""
-            rate = f"{row['matmul_share']:.0%}" if row.get("gflop") else ""
-            size = f"{row['mib']:.1f}" if "mib" in row else ""
-            lines.append(
-                f"| {row['part']} | {row['forward_ms']:.1f} | {row['backward_ms']:.1f} | {row['share']:.0%} "
-                f"| {flop} | {size} | {rate} |"
-            )
-        lines.append("")
-    environment = results["environment"]
-    lines += [format_origin("benchmark.py --profile", environment, [environment["commit"]]), ""]
-    return "\n".join(lines)
+        lines += [f"### {entry['length']:,} tokens", "", *format_table(header, rows), ""]
+    return lines

@@ -1,0 +1,221 @@
+"""What is timed together: the steps of a cell of the results, in interleaved rounds, each probed alone before."""
+
+import gc
+import math
+import statistics
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from typing import Any, Literal
+
+import psutil
+import torch
+from tqdm import tqdm
+
+from experiments.arguments import UserError
+from experiments.benchmark import measurement
+from experiments.benchmark.counts import count_operations, count_step
+from experiments.benchmark.measurement import OUT_OF_MEMORY, Probe, StepFailure, failure_reason, median_ratio
+from experiments.benchmark.models import Setting, Workload, build_config, make_step, make_warm_step, unsupported_reason
+
+
+# What a process that takes a step would import for seconds.
+_PRELOADED = (
+    "torch",
+    "transformers.modeling_utils",
+    "matplotlib.pyplot",
+    *(name for name in sys.modules if name.startswith("transformers.models.") and ".modeling_" in name),
+)
+# Of a step to the baseline's: speed by both clocks, speed by counted operations, memory.
+RATIOS = ("speed_ratio", "cpu_speed_ratio", "expected_speed_ratio", "memory_ratio")
+
+
+@dataclass
+class MeasurementArguments:
+    """How steps are measured."""
+
+    rounds: int = field(default=7, metadata={"help": "How often each step is timed."})
+    warmup: int = field(
+        default=2,
+        metadata={"help": "Calls before those that count, in each round's process or, on CUDA and compiled, once."},
+    )
+    time_limit_s: float = field(
+        default=60.0, metadata={"help": "A slower step is timed in fewer rounds and left out at greater lengths."}
+    )
+    memory_limit_gib: float | None = field(
+        default=None, metadata={"help": "A step that needs more is left out. By default what is available, on CPUs."}
+    )
+    device: Literal["auto", "cpu", "cuda"] = field(default="auto", metadata={"help": "Where the models run."})
+    compile: bool = field(default=False, metadata={"help": "Compile every model with torch.compile."})
+
+    def __post_init__(self) -> None:
+        for flag, value, least in (("rounds", self.rounds, 1), ("warmup", self.warmup, 0)):
+            if value < least:
+                raise UserError(f"--{flag} {value} must be at least {least}.")
+        for flag, limit in (("time_limit_s", self.time_limit_s), ("memory_limit_gib", self.memory_limit_gib)):
+            if limit is not None and limit <= 0:
+                raise UserError(f"--{flag} {limit} must be more than 0.")
+        if self.device == "cuda" and not torch.cuda.is_available():
+            raise UserError("--device cuda: there is no CUDA device here; leave the flag out or pass --device cpu.")
+        self.device = "cpu" if self.device == "cpu" or not torch.cuda.is_available() else "cuda"
+
+    @property
+    def in_own_processes(self) -> bool:
+        """Whether each round of each step is a process. A device is slow to open, a model to compile, for that."""
+        return self.device == "cpu" and not self.compile
+
+    @property
+    def warmup_rounds(self) -> int:
+        """Rounds before those that count, if these have no processes of their own that would have to warm up."""
+        return 0 if self.in_own_processes else self.warmup
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Workloads that are timed in turn, and the one that speeds and memory are multiples of."""
+
+    workloads: tuple[Workload, ...]
+    baseline: Workload
+
+
+def measure_cells(
+    cells: Sequence[Cell], setting: Setting, arguments: MeasurementArguments, earlier: Sequence[Mapping]
+) -> Iterator[list[dict[str, Any]]]:
+    """
+    Measure cells one after another.
+
+    Args:
+        cells (sequence of [`Cell`]): What is measured, smaller lengths first.
+        setting ([`Setting`]): What all steps have in common.
+        arguments ([`MeasurementArguments`]): Rounds and limits.
+        earlier (sequence of mappings): Rows that there are already; cells that have theirs are left out.
+
+    Yields:
+        `list` of mappings: for each cell a row for each workload; where `reason` is not None nothing was measured.
+    """
+    rows = list(earlier)
+    for number, cell in enumerate(cells, 1):
+        if any(asdict(cell.baseline).items() <= row.items() for row in rows):
+            continue
+        turns = len(cell.workloads) + arguments.warmup_rounds + arguments.rounds
+        what = f"{number}/{len(cells)}: {cell.baseline.mode}, {cell.baseline.length:,} tokens"
+        with tqdm(total=turns, desc=what, unit="turn") as progress:
+            new = measure_cell(cell, setting, arguments, rows, progress)
+        rows += new
+        yield new
+
+
+def measure_cell(
+    cell: Cell, setting: Setting, arguments: MeasurementArguments, earlier: Sequence[Mapping], progress: tqdm
+) -> list[dict[str, Any]]:
+    """Measure one cell as [`measure_cells`] does; `progress` moves on by one for each probe and each round."""
+    reasons: dict[Workload, str | None] = {}
+    probes: dict[Workload, Probe] = {}
+    for workload in cell.workloads:
+        reasons[workload] = unsupported_reason(workload.model, workload.positions) or reason_from_shorter(
+            earlier, workload, arguments.time_limit_s
+        )
+        if reasons[workload] is None:
+            try:
+                probes[workload] = probe(workload, setting, arguments)
+            except StepFailure as failure:
+                reasons[workload] = str(failure)
+        progress.update()
+    steps: dict[Any, Callable[[], Any]] = {}
+    for workload in probes:
+        try:
+            steps[workload] = prepare_step(workload, setting, arguments)
+        except Exception as error:
+            reasons[workload] = failure_reason(error)
+    fewer = {
+        workload: max(1, int(arguments.rounds * arguments.time_limit_s / probes[workload].wall))
+        for workload in steps
+        if probes[workload].wall > arguments.time_limit_s
+    }
+    times = measurement.time_interleaved(steps, arguments.rounds, arguments.warmup_rounds, fewer, reasons, progress)
+    steps.clear()
+    gc.collect()
+    if setting.device == "cuda":
+        torch.cuda.empty_cache()
+    rows: dict[Workload, dict[str, Any]] = {}
+    for workload in cell.workloads:
+        rows[workload] = row = {**asdict(workload), "reason": reasons[workload]}
+        if row["reason"] is None:
+            row |= summarise(times[workload], probes[workload])
+        if workload.length == workload.positions and not unsupported_reason(workload.model, workload.length):
+            config = build_config(workload, setting.num_layers)
+            parts = count_operations(workload.model, config, workload.batch_size, workload.length)
+            row["multiply_adds"] = count_step(parts, workload.model, workload.mode)
+    return [row | compare(row, rows[cell.baseline]) for row in rows.values()]
+
+
+def reason_from_shorter(rows: Sequence[Mapping], workload: Workload, time_limit: float) -> str | None:
+    """Why a workload is not tried, from rows of smaller lengths: it was too large or too slow already."""
+    same = {name: getattr(workload, name) for name in ("model", "size", "batch_size", "mode", "dropout")}
+    rows = [row for row in rows if same.items() <= row.items() and row["length"] == row["positions"]]
+    if not rows or workload.length != workload.positions:
+        return None
+    last = max(rows, key=lambda row: row["length"])
+    if last["reason"] is not None:
+        return last["reason"] if last["reason"].startswith((OUT_OF_MEMORY, "over ")) else None
+    # No step grows slower than its input does.
+    seconds = last["step_time_ms"] / 1000 * workload.length / last["length"]
+    return f"over {time_limit:g} s" if seconds > time_limit else None
+
+
+def prepare_step(workload: Workload, setting: Setting, arguments: MeasurementArguments) -> Callable[[], Any]:
+    """A step to be timed; where every round takes place in a process of its own, it returns its time."""
+    if not arguments.in_own_processes:
+        return make_step(workload, setting)
+    measure = partial(measurement.median_times, warmup=arguments.warmup)
+    return partial(measurement.run_alone, measure, partial(make_step, workload, setting), preload=_PRELOADED)
+
+
+def probe(workload: Workload, setting: Setting, arguments: MeasurementArguments) -> Probe:
+    """
+    Measure one step's memory, alone.
+
+    Raises:
+        StepFailure: if it cannot be made, fails or needs more than the limit.
+    """
+    limit = (arguments.memory_limit_gib or math.inf) * 2**30
+    over = StepFailure(f"over {limit / 2**30:g} GiB")
+    if setting.device == "cuda":
+        result = measurement.probe_on_cuda(partial(make_step, workload, setting))
+    else:
+        # Compiled code starts threads, which do not survive a fork.
+        preload = () if setting.compile else _PRELOADED
+        available = 0.9 * psutil.virtual_memory().available
+        warm_step = partial(make_warm_step, workload, setting)
+        try:
+            result = measurement.run_alone(measurement.probe_memory, warm_step, int(min(limit, available)), preload)
+        except StepFailure as failure:
+            raise over if str(failure) == OUT_OF_MEMORY and limit <= available else failure from None
+    if result.peak_memory > limit:
+        raise over
+    return result
+
+
+def summarise(times: list[dict[str, float]], probe: Probe) -> dict[str, Any]:
+    """Medians of a step's rounds, in ms, and its memory in MiB."""
+    return {
+        "rounds": len(times),
+        "step_time_ms": 1000 * statistics.median(entry["wall"] for entry in times),
+        "step_cpu_time_ms": 1000 * statistics.median(entry["cpu"] for entry in times),
+        "peak_memory_mib": probe.peak_memory / 2**20,
+        "times": times,
+    }
+
+
+def compare(row: Mapping, baseline: Mapping) -> dict[str, float | None]:
+    """The [`RATIOS`] of a row, None for what was not measured; those of times are medians over the rounds."""
+    ratios: dict[str, float | None] = dict.fromkeys(RATIOS)
+    if row["reason"] is None and baseline["reason"] is None:
+        ratios["speed_ratio"] = median_ratio(baseline["times"], row["times"])
+        ratios["cpu_speed_ratio"] = median_ratio(baseline["times"], row["times"], "cpu")
+        if baseline["peak_memory_mib"]:
+            ratios["memory_ratio"] = row["peak_memory_mib"] / baseline["peak_memory_mib"]
+    if "multiply_adds" in row and "multiply_adds" in baseline:
+        ratios["expected_speed_ratio"] = baseline["multiply_adds"] / row["multiply_adds"]
+    return ratios

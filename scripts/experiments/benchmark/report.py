@@ -1,0 +1,287 @@
+"""Results of the speed benchmark: sections that survive interruption, and what is written of them."""
+
+import json
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from experiments.arguments import UserError, one_line
+from experiments.benchmark.cells import RATIOS
+from experiments.benchmark.models import MODELS, SIZES
+from experiments.benchmark.profile import format_profile
+from experiments.plots import plot_benchmark, plot_scaling
+from experiments.results import (
+    command_line,
+    describe_environment,
+    format_origin,
+    format_table,
+    write_atomically,
+    write_json,
+)
+
+
+_STEPS = (
+    "A training step is forward pass, backward pass and AdamW's update; inference is a forward pass in evaluation "
+    "mode. Memory is measured for each model alone: gradients, the optimizer's state and what the passes keep, "
+    "without the weights."
+)
+# What is compared, by the name that its files have unless they are given another: title and first words.
+COMPARISONS = {
+    "speed": (
+        "Speed and memory against length",
+        "Sequence classification by encoders of the same width, depth, heads and feed-forward width, each made for "
+        f"the length, on the same random tokens without padding. {_STEPS}",
+    ),
+    "scaling": (
+        "Step time and memory against length, for the same number of tokens",
+        "Sequence classification by SKTformer, each model made for its length. Every batch holds the same number of "
+        f"tokens, so that ratios to the shortest length are those of a token. {_STEPS}",
+    ),
+    "short_inputs": (
+        "What short inputs cost a model made for longer ones",
+        "Sequence classification by SKTformer on inputs shorter than it was made for, as in fine-tuning from a "
+        "checkpoint of longer texts, beside the same model made for their length, to which ratios are. Where the "
+        "transform is longer than the inputs need, the equal result is computed at a shorter length. Padded batches "
+        f"hold inputs of a quarter of the length and more. {_STEPS}",
+    ),
+    "speed_profile": (
+        "Where the time of a training step goes",
+        "SKTformer with a sequence classification head, made for the length.",
+    ),
+}
+
+
+# The flags that tell sections of a file apart, and those that say nothing about what is measured.
+_SETTINGS = (
+    *("comparison", "size", "num_layers", "batch_size", "tokens_per_batch", "made_for", "padded"),
+    *("precision", "autocast", "compile", "device", "dropout"),
+)
+_FREE_FLAGS = ("merge", "results_name", "results_dir")
+
+
+def open_section(flags: Mapping[str, Any], path: Path, merge: bool) -> dict[str, Any]:
+    """
+    The part of the results that belongs to a command: an unfinished one of the same flags, or a new one.
+
+    Args:
+        flags (mapping): All flags, and `comparison`, one of [`COMPARISONS`].
+        path (`Path`): The results' files, without an ending.
+        merge (`bool`): Whether to keep sections of other settings.
+
+    Raises:
+        UserError: if the file holds other sections that nobody asked to keep.
+    """
+    environment = describe_environment()
+    section = {
+        "key": {name: flags[name] for name in _SETTINGS},
+        "plan": {name: value for name, value in flags.items() if name not in _FREE_FLAGS},
+        "command": command_line(),
+        "environment": environment,
+        "commits": [environment["commit"]],
+        "finished": False,
+        "rows": [],
+    }
+    earlier = load_sections(path)
+    others = [entry for entry in earlier if entry["key"] != section["key"]]
+    if others and not merge:
+        raise UserError(
+            f"{path}.json holds results of other settings ({section_title(others[0])}); pass --merge to keep them "
+            "beside these, or choose another --results_name."
+        )
+    for entry in earlier:
+        same_machine = {**entry["environment"], "commit": None} == {**environment, "commit": None}
+        if entry["plan"] == section["plan"] and same_machine and not entry["finished"]:
+            return entry | {"commits": list(dict.fromkeys([*entry["commits"], environment["commit"]]))}
+    return section
+
+
+def load_sections(path: Path) -> list[dict[str, Any]]:
+    """What the results hold already."""
+    path = path.with_name(f"{path.name}.json")
+    if not path.is_file():
+        return []
+    try:
+        sections = json.loads(path.read_text(encoding="utf-8"))["sections"]
+        return [section for section in sections if section["key"]["comparison"]]
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"{path} holds no results of this script ({one_line(error)}); choose another --results_name."
+        ) from error
+
+
+def save_section(section: Mapping, path: Path) -> None:
+    """Put a section into the results, in the place of an earlier one of its settings, and write table and picture."""
+    sections: list[Mapping] = list(load_sections(path))
+    place = next((n for n, entry in enumerate(sections) if entry["key"] == section["key"]), len(sections))
+    sections[place : place + 1] = [section]
+    write_json(f"{path}.json", {"sections": sections})
+    write_atomically(f"{path}.md", format_document(sections, path.name))
+    comparison, picture = section["key"]["comparison"], path.with_name(picture_name(section, path.name))
+    curves: dict[str, dict[str, list[tuple[int, float, float]]]] = {}
+    for case, rows in section_groups(section).items():
+        models = curves.setdefault(case, {})
+        for row in rows:
+            points = models.setdefault(MODELS[row["model"]].title, [])
+            if row["reason"] is None and comparison == "speed":
+                points.append((row["length"], row["step_time_ms"], row["peak_memory_mib"]))
+            elif row["memory_ratio"]:
+                points.append((row["length"], 1 / row["speed_ratio"], row["memory_ratio"]))
+    if comparison == "speed":
+        plot_benchmark(curves, picture, section_title(section))
+    elif comparison == "scaling":
+        plot_scaling({case: models["SKTformer"] for case, models in curves.items()}, picture, section_title(section))
+
+
+def section_title(section: Mapping) -> str:
+    """The settings of a section in a few words."""
+    key = section["key"]
+    depth, tokens, positions, dropout = (
+        key[name] for name in ("num_layers", "tokens_per_batch", "made_for", "dropout")
+    )
+    words = [
+        " and ".join(SIZES[size] for size in key["size"]),
+        f"{depth} layer{'s' if depth > 1 else ''}" if depth else "",
+        f"{tokens:,} tokens" if tokens else f"batch {key['batch_size']}",
+        f"made for {positions:,} tokens" if positions else "",
+        "padded" if key["padded"] else "",
+        f"{key['precision']} autocast" if key["autocast"] else key["precision"],
+        "compiled" if key["compile"] else "",
+        {"cpu": "CPU", "cuda": "GPU"}[key["device"]],
+        f"dropout {', '.join(f'{value:g}' for value in dropout)}" if dropout != [0.0, 0.1] else "",
+    ]
+    return ", ".join(filter(None, words))
+
+
+def picture_name(section: Mapping, name: str) -> str:
+    """The file of a section's picture, the same one for the same settings."""
+    key = section["key"]
+    batch = f"{key['tokens_per_batch']}tokens" if key["tokens_per_batch"] else key["batch_size"]
+    words = [name, *key["size"], f"{key['num_layers'] or ''}x{batch}", key["precision"], key["device"]]
+    words += [word for word in ("autocast", "compile") if key[word]]
+    words += [f"{value:g}" for value in key["dropout"]] if key["dropout"] != [0.0, 0.1] else []
+    return f"{'-'.join(words)}.png"
+
+
+def section_groups(section: Mapping) -> dict[str, list[dict]]:
+    """A section's rows by what a table holds: one case, and one size unless sizes stand beside each other."""
+    groups: dict[str, list[dict]] = {}
+    for row in section["rows"]:
+        title = "Inference" if row["mode"] == "inference" else f"Training, dropout {row['dropout']:g}"
+        if len(section["key"]["size"]) > 1 and section["key"]["comparison"] != "short_inputs":
+            title = f"{SIZES[row['size']]}: {title}"
+        groups.setdefault(title, []).append(row)
+    return groups
+
+
+def format_document(sections: Sequence[Mapping], name: str) -> str:
+    """All sections as Markdown."""
+    comparisons = list(dict.fromkeys(section["key"]["comparison"] for section in sections))
+    measured = {row["model"] for section in sections for row in section["rows"]}
+    lines = [f"# {COMPARISONS[comparisons[0]][0]}", ""]
+    for comparison in comparisons:
+        lines += [COMPARISONS[comparison][1], ""]
+    notes = [f"- {model.title}: {model.note}" for name, model in MODELS.items() if name in measured and model.note]
+    lines += [*notes, ""] if notes else []
+    for section in sections:
+        lines += format_section(section, name)
+    return "\n".join(lines)
+
+
+def format_section(section: Mapping, name: str) -> list[str]:
+    """The lines of one section, down to the command that measured it."""
+    comparison, title = section["key"]["comparison"], section_title(section)
+    lines = [f"## {title}", ""]
+    if not section["finished"]:
+        lines += ["Unfinished: what is missing has not been measured yet.", ""]
+    if comparison == "speed_profile":
+        lines += format_profile(section)
+    else:
+        lines += busy_machine_warning(section)
+    for group, rows in section_groups(section).items():
+        tables = _format_speeds if comparison == "speed" else _format_multiples
+        lines += [f"### {group}", "", *tables(rows, section["plan"])]
+    if comparison in ("speed", "scaling"):
+        lines += [f"![Time and memory against length: {title}]({picture_name(section, name)})", ""]
+    return [*lines, format_origin(section["environment"], section["command"], section["commits"]), ""]
+
+
+def busy_machine_warning(section: Mapping) -> list[str]:
+    """A paragraph if the steps had to wait for other programs, which makes ratios by the clock a matter of luck."""
+    measured = [row for row in section["rows"] if row["reason"] is None]
+    if section["key"]["device"] != "cpu" or not measured:
+        return []
+    threads = section["environment"]["threads"]
+    share = statistics.median(row["step_cpu_time_ms"] / row["step_time_ms"] / threads for row in measured)
+    if share > 0.8:
+        return []
+    return [
+        f"The threads of a step computed during {100 * share:.0f} % of its time by the clock: they waited for one "
+        "another or for other programs. Ratios of processor time are the ones to read.",
+        "",
+    ]
+
+
+def _format_speeds(rows: Sequence[Mapping], plan: Mapping) -> list[str]:
+    """Tables of models and lengths: of speed, of memory, and of what operations would give."""
+    baseline = MODELS[plan["baseline"]].title
+    return [
+        f"Steps per second, and in brackets the multiple of {baseline}'s speed: medians over {plan['rounds']} "
+        "interleaved rounds, of the ratio in a round.",
+        "",
+        *_model_table(
+            rows, lambda row: f"{_digits(1000 / row['step_time_ms'])}{_show(row['speed_ratio'], ' ({:.2f})')}"
+        ),
+        "",
+        "Peak memory of a step beyond the model's weights, MiB.",
+        "",
+        *_model_table(rows, lambda row: f"{row['peak_memory_mib']:,.0f}"),
+        "",
+        f"Multiple of {baseline}'s speed by the clock / by processor time / expected from counted multiply-adds.",
+        "",
+        *_model_table(rows, lambda row: " / ".join(_show(row[ratio]) or "-" for ratio in RATIOS[:3])),
+        "",
+    ]
+
+
+def _model_table(rows: Sequence[Mapping], cell: Callable[[Mapping], str]) -> list[str]:
+    """A table of models (rows) and lengths (columns); where nothing was measured the cell says why."""
+    lengths = sorted({row["length"] for row in rows})
+    table = []
+    for model in dict.fromkeys(row["model"] for row in rows):
+        own = {row["length"]: row for row in rows if row["model"] == model}
+        table.append([MODELS[model].title, *(own[n]["reason"] or cell(own[n]) if n in own else "" for n in lengths)])
+    return format_table(["model", *(f"{length:,}" for length in lengths)], table)
+
+
+def _format_multiples(rows: Sequence[Mapping], plan: Mapping) -> list[str]:
+    """A table with a line for each step, and its time and memory as multiples of the baseline's."""
+    header = ["size", "length", "made for", "batch", "step, ms", "ratio", "processor time, ms", "ratio"]
+    table = [
+        [
+            row["size"],
+            *(f"{row[name]:,}" for name in ("length", "positions", "batch_size")),
+            row["reason"] or f"{row['step_time_ms']:,.0f}",
+            _show(row["speed_ratio"] and 1 / row["speed_ratio"]),
+            f"{row.get('step_cpu_time_ms', 0):,.0f}",
+            _show(row["cpu_speed_ratio"] and 1 / row["cpu_speed_ratio"]),
+            f"{row.get('peak_memory_mib', 0):,.0f}",
+            _show(row["memory_ratio"]),
+        ]
+        for row in rows
+    ]
+    return [
+        f"Times are medians over {plan['rounds']} interleaved rounds, their ratios medians of the ratio in a round.",
+        "",
+        *format_table([*header, "peak memory, MiB", "ratio"], table),
+        "",
+    ]
+
+
+def _show(value: float | None, form: str = "{:.2f}") -> str:
+    return "" if value is None else form.format(value)
+
+
+def _digits(value: float) -> str:
+    """Three significant digits, without an exponent."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}" if value >= 1e-4 else f"{value:.7f}"
