@@ -1,8 +1,6 @@
 """Fine-tuning on GLUE from the command line to the table and the files of a submission."""
 
-import gc
 import json
-import logging
 import os
 import statistics
 import subprocess
@@ -38,25 +36,6 @@ FILES = {
     **{"MNLI-m": "mnli", "MNLI-mm": "mnli", "AX": "mnli", "QQP": "qqp", "QNLI": "qnli", "SST-2": "sst2"},
     **{"CoLA": "cola", "STS-B": "stsb", "MRPC": "mrpc", "RTE": "rte", "WNLI": "wnli"},
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def short_collections():
-    """Each training collects garbage, which takes longer than the training if it looks through all libraries."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
-@pytest.fixture(autouse=True)
-def restored_logging():
-    """Scripts set up logging, which would outlive the test."""
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    yield
-    root.handlers[:] = handlers
-    root.setLevel(level)
 
 
 @pytest.fixture(scope="module")
