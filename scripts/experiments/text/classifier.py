@@ -1,12 +1,15 @@
 """A model that classifies texts and its tokenizer, made for one another."""
 
 import inspect
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from datasets import Dataset
+from transformers import DataCollatorWithPadding, PreTrainedModel, PreTrainedTokenizerBase
 
 from experiments.arguments import UserError
-from experiments.models import CheckpointArguments, fit_length, load_tokenizer
+from experiments.models import CheckpointArguments, LoraArguments, fingerprint_checkpoint, fit_length, load_tokenizer
 
 
 def load_text_tokenizer(checkpoint: CheckpointArguments) -> PreTrainedTokenizerBase:
@@ -39,3 +42,39 @@ def fit_text_classifier(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBa
     tokenizer.model_input_names = [n for n in tokenizer.model_input_names if n in taken and n not in unused]
     if getattr(model.config, "pad_token_id", None) is None:
         model.config.pad_token_id = tokenizer.pad_token_id  # by which a decoder finds the last token of a text
+
+
+def encode_texts(
+    rows: Dataset,
+    columns: Sequence[str],
+    tokenizer: PreTrainedTokenizerBase,
+    max_length: int,
+    workers: int | None = None,
+) -> Dataset:
+    """Tokenize texts, or pairs of them whose longer one is cut first, without padding; other columns stay."""
+
+    def encode(batch: dict[str, list]) -> dict[str, list]:
+        return dict(tokenizer(*(batch[column] for column in columns), truncation=True, max_length=max_length))
+
+    return rows.map(encode, batched=True, remove_columns=list(columns), num_proc=workers, desc="Tokenizing")
+
+
+def make_collator(
+    tokenizer: PreTrainedTokenizerBase, max_length: int, pad_to_max_length: bool
+) -> DataCollatorWithPadding:
+    """What pads a batch to its longest input, or all batches alike."""
+    padding = "max_length" if pad_to_max_length else "longest"
+    return DataCollatorWithPadding(tokenizer, padding=padding, max_length=max_length)
+
+
+def checkpoint_identity(checkpoint: CheckpointArguments, lora: LoraArguments) -> dict[str, Any]:
+    """What decides a result of where training starts and what is trained, for a run's identity."""
+    names = {"checkpoint": checkpoint.model_name_or_path, "tokenizer": checkpoint.tokenizer_name}
+    prints = {key: name and fingerprint_checkpoint(name, checkpoint.model_revision) for key, name in names.items()}
+    return prints | {"config_overrides": checkpoint.config_overrides, "lora": vars(lora) if lora.lora else None}
+
+
+def name_of_checkpoint(checkpoint: CheckpointArguments) -> str:
+    """A name, and not where it lies on this machine."""
+    name = checkpoint.model_name_or_path
+    return Path(name).resolve().name if Path(name).exists() else name

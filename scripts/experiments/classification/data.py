@@ -1,0 +1,304 @@
+"""A user's own texts: read from files or the Hub, checked, cut into excerpts and split."""
+
+import glob
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal
+
+from datasets import Dataset, load_dataset
+from transformers import PreTrainedTokenizerBase
+
+from experiments.arguments import UserError, one_line
+from experiments.classification.excerpts import cut_excerpts, hold_out, spread
+from experiments.classification.labels import SINGLE, Problem, find_kind, find_labels, format_names, read_labels
+from experiments.loading import explained_errors, read_table_file
+
+
+_FILES = "a .csv, .tsv, .json, .jsonl or .parquet file, or .txt files (a quoted pattern will do)"
+_TEXTS = ("text", "sentence", "content", "review", "document")
+_SPLITS = {"train": ("train",), "validation": ("validation", "valid", "val", "dev"), "test": ("test",)}
+_WRITTEN = {"prediction", "probability", "excerpt", "excerpts"}  # columns of the files of predictions
+
+
+@dataclass
+class TextArguments:
+    """The texts and their labels."""
+
+    train_file: list[str] | None = field(default=None, metadata={"help": f"Training data: {_FILES}."})
+    validation_file: list[str] | None = field(
+        default=None, metadata={"help": "Likewise for evaluation; without it a part of the training data is held out."}
+    )
+    test_file: list[str] | None = field(default=None, metadata={"help": "Likewise to predict, labelled or not."})
+    dataset_name: str | None = field(default=None, metadata={"help": "Data set of the Hub, in place of files."})
+    dataset_config_name: str | None = field(default=None, metadata={"help": "Its configuration."})
+    dataset_revision: str | None = field(default=None, metadata={"help": "Its commit, tag or branch."})
+    cache_dir: str | None = field(default=None, metadata={"help": "Folder for prepared data."})
+    text_column: str | None = field(default=None, metadata={"help": "Column of texts; else found by its name."})
+    text_pair_column: str | None = field(default=None, metadata={"help": "Column of the second texts of pairs."})
+    label_column: str | None = field(default=None, metadata={"help": "Column of labels; else found by its name."})
+    label_separator: str | None = field(default=None, metadata={"help": "What stands between labels, such as `,`."})
+    label_from_file_name: str | None = field(
+        default=None,
+        metadata={
+            "help": "Regular expression whose first group is the label in the name of a .txt file, such as "
+            "`^([^_]+)_`; with a / in it, in the whole path: `([^/]+)/[^/]+$` where each label has a folder."
+        },
+    )
+    problem_type: Literal["auto", "single_label_classification", "multi_label_classification", "regression"] = field(
+        default="auto", metadata={"help": "What to predict; by default what the labels look like."}
+    )
+    validation_fraction: float = field(
+        default=0.1, metadata={"help": "Share of each label's training data to hold out without validation data."}
+    )
+    split_seed: int = field(default=0, metadata={"help": "Seed of what is held out, whichever --seed trains."})
+    max_seq_length: int | None = field(
+        default=None,
+        metadata={
+            "help": "Longest input in tokens, special ones included. By default that of an excerpt, or 512 if the "
+            "checkpoint takes as many; more than it takes lengthens it."
+        },
+    )
+    pad_to_max_length: bool = field(default=False, metadata={"help": "Pad every input to --max_seq_length."})
+    excerpt_length: int | None = field(
+        default=None, metadata={"help": "Cut every text into consecutive excerpts of this many tokens."}
+    )
+    max_excerpts_per_document: int | None = field(
+        default=None, metadata={"help": "Keep only this many excerpts of a text, spread evenly over it."}
+    )
+    max_train_samples: int | None = field(default=None, metadata={"help": "Train on so many examples, spread evenly."})
+    max_eval_samples: int | None = field(default=None, metadata={"help": "Likewise for evaluation."})
+    max_predict_samples: int | None = field(default=None, metadata={"help": "Likewise for prediction."})
+    preprocessing_num_workers: int | None = field(default=None, metadata={"help": "Processes that tokenize."})
+    baseline: Literal["tfidf"] | None = field(
+        default=None, metadata={"help": "tfidf: measure a linear model of words and pairs of words, too."}
+    )
+
+    def __post_init__(self) -> None:
+        if bool(self.inputs()) == bool(self.dataset_name):
+            raise UserError("Give the texts either by --train_file (and the like) or by --dataset_name.")
+        for name, value in vars(self).items():
+            least = 8 if name.endswith("_length") else 1
+            if name.startswith(("max_", "excerpt_", "preprocessing_")) and value is not None and value < least:
+                raise UserError(f"--{name} is {value}; it must be at least {least}.")
+        if not 0 < self.validation_fraction < 1:
+            raise UserError(f"--validation_fraction is {self.validation_fraction:g}; it must lie between 0 and 1.")
+        if self.text_pair_column and not self.text_column:
+            raise UserError("--text_pair_column names the second text; name the first with --text_column.")
+        if self.excerpt_length and self.excerpt_length > (self.max_seq_length or self.excerpt_length):
+            raise UserError(f"--max_seq_length {self.max_seq_length} cuts --excerpt_length {self.excerpt_length}.")
+        if self.max_excerpts_per_document and not self.excerpt_length:
+            raise UserError("--max_excerpts_per_document needs --excerpt_length, which cuts the excerpts.")
+        try:
+            if self.label_from_file_name and not re.compile(self.label_from_file_name).groups:
+                raise UserError(f"--label_from_file_name {self.label_from_file_name} has no (group) for the label.")
+        except re.error as error:
+            raise UserError(f"--label_from_file_name is no regular expression: {one_line(error)}.") from error
+
+    def inputs(self) -> list[str]:
+        """The files and patterns that are read."""
+        return [*(self.train_file or []), *(self.validation_file or []), *(self.test_file or [])]
+
+
+@dataclass
+class Part:
+    """Examples: where they come from, their columns, encoded labels if there are any, and each one's document."""
+
+    source: str
+    rows: Dataset
+    labels: list | None
+    documents: list[int]
+
+    def select(self, places: list[int]) -> "Part":
+        """Some of the examples."""
+        labels = None if self.labels is None else [self.labels[place] for place in places]
+        return Part(self.source, self.rows.select(places), labels, [self.documents[place] for place in places])
+
+    def examples(self, columns: Sequence[str]) -> Dataset:
+        """The columns of text and, of labelled examples, `label`."""
+        rows = self.rows.select_columns(list(columns))
+        return rows if self.labels is None else rows.add_column("label", self.labels)
+
+
+@dataclass(frozen=True)
+class TextData:
+    """What is predicted, the columns of text (one or two), the parts, and how the evaluation part was held out."""
+
+    problem: Problem
+    columns: tuple[str, ...]
+    parts: dict[str, Part]
+    held_out: str = ""
+
+    def texts(self, part: str) -> list[str]:
+        """The texts of a part, both of a pair in one."""
+        return [
+            "\n".join(texts) for texts in zip(*(self.parts[part].rows[name] for name in self.columns), strict=True)
+        ]
+
+
+def load_texts(
+    arguments: TextArguments, wanted: Sequence[str], tokenizer: PreTrainedTokenizerBase, known: Problem | None = None
+) -> TextData:
+    """
+    Read the parts that a run needs.
+
+    Args:
+        arguments ([`TextArguments`]): Where they are and how they are cut.
+        wanted (sequence of `str`): `train`, `validation`, `test`; the second may be held out of the first.
+        tokenizer (`PreTrainedTokenizerBase`): By whose tokens excerpts are cut.
+        known ([`labels.Problem`], *optional*): What the checkpoint predicts, where nothing is trained.
+
+    Raises:
+        UserError: if something cannot be found, read or understood, in one line that says where.
+    """
+    sources = _read_hub(arguments, wanted) if arguments.dataset_name else _read_files(arguments, wanted)
+    first, rows = next(iter(sources.values()))
+    columns, label = find_columns(first, rows, arguments, label_needed=list(sources) != ["test"])
+    if arguments.excerpt_length and len(columns) > 1:
+        raise UserError(f"--excerpt_length cuts single texts, and {first} has pairs; leave it out.")
+    kind = known.kind if known else arguments.problem_type
+    kind = kind if kind != "auto" else find_kind(rows.features[label], arguments.label_separator)
+    data = TextData(known or Problem(kind, ()), columns, {})
+    for name, (source, rows) in sources.items():
+        _check_rows(source, rows, columns, label if name != "test" else None)
+        values = [None] * len(rows)
+        if label in rows.column_names:
+            values = read_labels(source, rows, str(label), kind, arguments.label_separator)
+        if None in values and name != "test":
+            raise UserError(f"{source}: row {values.index(None) + 1} has no label; give it one or leave it out.")
+        if not known and name == "train":
+            data = replace(data, problem=Problem(kind, find_labels(source, rows, str(label), kind, values)))
+        labels = None if None in values else data.problem.encode(source, values)
+        part = Part(source, rows, labels, list(range(len(rows))))
+        data.parts[name] = _cut(part, columns[0], tokenizer, arguments) if arguments.excerpt_length else part
+    if "train" in sources and "validation" not in sources:
+        data = _split(data, arguments)
+    limits = (arguments.max_train_samples, arguments.max_eval_samples, arguments.max_predict_samples)
+    for name, limit in zip(_SPLITS, limits, strict=True):
+        if name in data.parts:
+            data.parts[name] = data.parts[name].select(spread(len(data.parts[name].documents), limit))
+    return data
+
+
+def find_columns(
+    source: str, rows: Dataset, arguments: TextArguments, label_needed: bool = True
+) -> tuple[tuple[str, ...], str | None]:
+    """The columns of text and the column of labels: named by flags, or plain from their own names."""
+    there = rows.column_names
+    has = f"{source} has {format_names(there)}."
+    given = {flag: getattr(arguments, flag) for flag in ("text_column", "text_pair_column", "label_column")}
+    for flag, name in given.items():
+        if name is not None and name not in there and (flag != "label_column" or label_needed):
+            raise UserError(f"--{flag} {name}: there is no such column; {has}")
+    text, pair, label = given.values()
+    labels = [label] if label else [name for name in ("label", "labels") if name in there]
+    if len(labels) != 1 and label_needed:
+        hint = "--label_column (or --label_from_file_name for .txt files)"
+        raise UserError(f"No column is plainly the label; name it with {hint}: {has}")
+    others = [name for name in there if name not in labels]
+    texts = [text] if text else [name for name in _TEXTS if name in others]
+    texts = texts or [name for name in others if "string" in str(getattr(rows.features[name], "dtype", ""))]
+    if len(texts) != 1:
+        raise UserError(f"No column is plainly the text; name it with --text_column (and --text_pair_column): {has}")
+    return ((texts[0], pair) if pair else (texts[0],)), labels[0] if labels else None
+
+
+def _read_hub(arguments: TextArguments, wanted: Sequence[str]) -> dict[str, tuple[str, Dataset]]:
+    """The rows of each part of a data set of the Hub, with what to call them."""
+    name, configuration, revision = arguments.dataset_name, arguments.dataset_config_name, arguments.dataset_revision
+    with explained_errors(str(name), "--train_file", "give --dataset_config_name"):
+        splits = load_dataset(str(name), configuration, revision=revision, cache_dir=arguments.cache_dir)
+    found = {}
+    for part in wanted:
+        names = [split for split in _SPLITS[part] if split in splits]
+        if names:
+            found[part] = (f"{name} ({names[0]})", splits[names[0]])
+        elif part != "validation" or "train" not in found:
+            raise UserError(f"{name} has no split for {part}; it has {format_names(list(splits))}.")
+    return found
+
+
+def _read_files(arguments: TextArguments, wanted: Sequence[str]) -> dict[str, tuple[str, Dataset]]:
+    """The rows of each part in files, with what to call them."""
+    found: dict[str, tuple[str, Dataset]] = {}
+    for part in wanted:
+        flag, patterns = f"--{part}_file", getattr(arguments, f"{part}_file") or []
+        expanded = [str(Path(pattern).expanduser()) for pattern in patterns]
+        files = [file for pattern in expanded for file in sorted(glob.glob(pattern, recursive=True)) or [pattern]]
+        if not files:
+            if part != "validation" or "train" not in found:
+                raise UserError(f"There are no texts for {part}; give {flag}.")
+        elif all(file.endswith(".txt") for file in files):
+            rows = _read_text_files(flag, files, arguments.label_from_file_name)
+            found[part] = (f"{flag} ({len(files)} .txt files)", rows)
+        elif len(files) > 1 or arguments.label_from_file_name:
+            raise UserError(
+                f"{flag} {' '.join(files[:3])}: give one table, or .txt files (with their labels' pattern)."
+            )
+        else:
+            found[part] = (files[0], read_table_file(files[0], arguments.cache_dir))
+    return found
+
+
+def _read_text_files(flag: str, files: list[str], expression: str | None) -> Dataset:
+    """A row for each file: its path, its text and, if an expression finds it there, its label."""
+    texts, labels = [], []
+    for file in files:
+        try:
+            texts.append(Path(file).read_text(encoding="utf-8-sig"))
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"{flag} {file} cannot be read as UTF-8 text: {one_line(error)}.") from error
+        name = Path(file).resolve().as_posix() if expression and "/" in expression else Path(file).name
+        found = re.search(expression, name) if expression else None
+        if expression and not found and flag != "--test_file":
+            raise UserError(f"--label_from_file_name {expression} finds no label in {name}; change it.")
+        labels.append(found.group(1) if found else None)
+    return Dataset.from_dict({"file": files, "text": texts} | ({"label": labels} if any(labels) else {}))
+
+
+def _check_rows(source: str, rows: Dataset, columns: Sequence[str], label: str | None) -> None:
+    there = rows.column_names
+    missing = [name for name in (*columns, label) if name is not None and name not in there]
+    if missing or not len(rows):
+        what = f"no column {format_names(missing)}" if missing else "no rows"
+        raise UserError(f"{source} has {what}; its columns are {format_names(there)}.")
+    if _WRITTEN & set(there):
+        taken = format_names(sorted(_WRITTEN & set(there)))
+        raise UserError(f"{source} has a column {taken}, a name that predictions are written under; rename it.")
+    for column in columns:
+        for number, text in enumerate(rows[column], start=1):
+            if not isinstance(text, str) or not text.strip():
+                place = rows["file"][number - 1] if "file" in there else f"{source}: row {number}"
+                raise UserError(f"{place} has {text!r} in place of a text in `{column}`; mend it or leave it out.")
+
+
+def _cut(part: Part, column: str, tokenizer: PreTrainedTokenizerBase, arguments: TextArguments) -> Part:
+    """A part whose examples are excerpts of its texts, numbered."""
+    length, limit = arguments.excerpt_length or 0, arguments.max_excerpts_per_document
+    pieces = cut_excerpts(part.rows[column], tokenizer, length, limit)
+    documents = [document for document, texts in enumerate(pieces) for _ in texts]
+    rows = part.rows.remove_columns(column).select(documents)
+    rows = rows.add_column("excerpt", [number for texts in pieces for number in range(1, len(texts) + 1)])
+    rows = rows.add_column(column, [text for texts in pieces for text in texts])
+    labels = None if part.labels is None else [part.labels[document] for document in documents]
+    return Part(part.source, rows, labels, documents)
+
+
+def _split(data: TextData, arguments: TextArguments) -> TextData:
+    """Hold out an evaluation part of the training part."""
+    part, is_single = data.parts["train"], data.problem.kind == SINGLE
+    labels = part.labels if is_single and part.labels else [0] * len(part.documents)
+    alone = [data.problem.labels[label] for label, count in Counter(labels).items() if count == 1 and is_single]
+    if alone:
+        raise UserError(
+            f"{part.source} has a single example of {format_names(alone)}, which cannot be both learned and held out; "
+            "add examples, leave it out, or give --validation_file."
+        )
+    train, held, words = hold_out(labels, part.documents, arguments.validation_fraction, arguments.split_seed)
+    if not held:
+        raise UserError(f"{part.source} has too few examples to hold some out; give --validation_file.")
+    return replace(
+        data, parts=data.parts | {"train": part.select(train), "validation": part.select(held)}, held_out=words
+    )

@@ -1,0 +1,102 @@
+"""What is predicted: one label of several, any number of them, or a number."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from datasets import ClassLabel, Dataset
+from transformers import AutoConfig
+
+from experiments.arguments import UserError, one_line
+from experiments.models import CheckpointArguments
+
+
+SINGLE, MULTI, REGRESSION = "single_label_classification", "multi_label_classification", "regression"
+_WORDS = {SINGLE: "a single label", MULTI: "a list of the labels that apply, each once", REGRESSION: "a finite number"}
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is predicted: transformers' `problem_type` and the names of the labels in order, none for regression."""
+
+    kind: str
+    labels: tuple[str, ...]
+
+    def encode(self, source: str, values: Sequence[Any]) -> list[Any]:
+        """Of what [`read_labels`] gives: a label's number, a 0. or 1. for each label, or the number to predict."""
+        if self.kind == REGRESSION:
+            return list(values)
+        numbers = {name: number for number, name in enumerate(self.labels)}
+        unknown = sorted({name for names in values for name in names} - set(numbers))
+        if unknown:
+            raise UserError(f"{source} has the label {format_names(unknown)}; known are {format_names(self.labels)}.")
+        if self.kind == SINGLE:
+            return [numbers[names[0]] for names in values]
+        return [[float(label in names) for label in self.labels] for names in values]
+
+
+def format_names(names: Sequence[str], limit: int = 10) -> str:
+    """The first of many names, for one line."""
+    return ", ".join(f"`{n}`" for n in names[:limit]) + (f" and {len(names) - limit} more" if names[limit:] else "")
+
+
+def checkpoint_problem(checkpoint: CheckpointArguments) -> Problem:
+    """What a fine-tuned checkpoint predicts; labels without names of their own are called by their numbers."""
+    try:
+        config = AutoConfig.from_pretrained(checkpoint.model_name_or_path, **checkpoint.hub_options)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{checkpoint.model_name_or_path} cannot be loaded: {one_line(error)}") from error
+    names = [str(name).removeprefix("LABEL_") for name in config.id2label.values()]
+    kind = config.problem_type or (REGRESSION if len(names) == 1 else SINGLE)
+    return Problem(kind, () if kind == REGRESSION else tuple(names))
+
+
+def find_kind(feature: Any, separator: str | None) -> str:
+    """What a column of labels looks like: lists or separated strings, fractions, or single labels."""
+    if hasattr(feature, "feature") or separator:
+        return MULTI
+    return REGRESSION if str(getattr(feature, "dtype", "")).startswith("float") else SINGLE
+
+
+def read_labels(source: str, rows: Dataset, column: str, kind: str, separator: str | None) -> list[Any]:
+    """A tuple of names or, for regression, a number for each row; None where there is no label."""
+    feature = getattr(rows.features[column], "feature", rows.features[column])
+
+    def read(value: Any) -> Any:
+        if value is None or value != value or (value == "" and kind != MULTI):
+            return None
+        if kind == REGRESSION:
+            if not math.isfinite(float(value)):
+                raise ValueError
+            return float(value)
+        several = value.split(separator) if isinstance(value, str) and separator else value
+        several = several if isinstance(several, list) else [several]
+        if isinstance(feature, ClassLabel):  # -1 is how data sets of the Hub hide labels
+            names = [feature.names[number] for number in several if number >= 0]
+        else:
+            names = [f"{name:g}" if isinstance(name, float) else str(name).strip() for name in several]
+        names = [name for name in names if name]
+        if len(set(names)) < len(names) or (kind == SINGLE and len(names) > 1):
+            raise ValueError
+        return tuple(names) if names or kind == MULTI else None
+
+    values = []
+    for number, value in enumerate(rows[column], start=1):
+        try:
+            values.append(read(value))
+        except (ValueError, TypeError) as error:
+            message = f"{source}: row {number} has the label {value!r}, which is not {_WORDS[kind]}."
+            raise UserError(message) from error
+    return values
+
+
+def find_labels(source: str, rows: Dataset, column: str, kind: str, values: Sequence[Any]) -> tuple[str, ...]:
+    """The names of all labels: in a data set's own order, that of the numbers they are, or that of the alphabet."""
+    feature = getattr(rows.features[column], "feature", rows.features[column])
+    if isinstance(feature, ClassLabel):
+        return tuple(feature.names)
+    found = set() if kind == REGRESSION else {name for names in values for name in names}
+    if len(found) < 2 and kind != REGRESSION:
+        raise UserError(f"{source} has {format_names(sorted(found)) or 'no name'} alone as label: nothing to learn.")
+    return tuple(sorted(found, key=int if all(name.lstrip("-").isdecimal() for name in found) else None))

@@ -1,0 +1,120 @@
+"""Metrics of predictions, by example and by document, and what they have to be compared with."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from scipy.special import expit, softmax
+from scipy.stats import pearsonr, spearmanr
+from sklearn.feature_extraction.text import TfidfVectorizer
+from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef, mean_squared_error
+from sklearn.multiclass import OneVsRestClassifier
+from transformers import EvalPrediction
+
+from experiments.arguments import UserError
+from experiments.classification.data import TextData
+from experiments.classification.labels import MULTI, REGRESSION, SINGLE, Problem
+
+
+# The first of each is the score by which models are chosen.
+METRICS = {
+    SINGLE: ("accuracy", "macro_f1", "matthews_correlation"),
+    MULTI: ("micro_f1", "macro_f1", "exact_match"),
+    REGRESSION: ("pearson", "spearmanr", "mse"),
+}
+
+
+def probabilities(problem: Problem, predictions: Any) -> np.ndarray:
+    """What a model gives, as `(num_examples, num_labels)` probabilities or, for regression, numbers."""
+    logits = np.asarray(predictions[0] if isinstance(predictions, tuple) else predictions, dtype=np.float64)
+    if not np.isfinite(logits).all():
+        raise UserError(
+            "The model's predictions are not finite numbers; lower --learning_rate, or mend the checkpoint."
+        )
+    if problem.kind == SINGLE:
+        return softmax(logits, axis=-1)
+    return expit(logits) if problem.kind == MULTI else logits.reshape(len(logits), 1)
+
+
+def decide(problem: Problem, chances: np.ndarray) -> np.ndarray:
+    """Of what [`probabilities`] gives: the label's number, a 0 or 1 for each label, or the number predicted."""
+    if problem.kind == SINGLE:
+        return chances.argmax(axis=-1)
+    return (chances > 0.5).astype(int) if problem.kind == MULTI else chances[:, 0]
+
+
+def average_documents(chances: np.ndarray, documents: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    """The mean over each document's excerpts, `(num_documents, num_labels)`, and the place of its first excerpt."""
+    _, first, number, count = np.unique(documents, return_index=True, return_inverse=True, return_counts=True)
+    sums = np.zeros((len(first), chances.shape[1]))
+    np.add.at(sums, number, chances)
+    return sums / count[:, None], first
+
+
+def measure(
+    problem: Problem, chances: np.ndarray, labels: Sequence[Any], documents: Sequence[int]
+) -> dict[str, float]:
+    """The metrics of the problem and, where documents have several excerpts, the first of them by document."""
+    values = _measure(problem, decide(problem, chances), np.asarray(labels))
+    if len(set(documents)) < len(documents):
+        means, first = average_documents(chances, documents)
+        name = METRICS[problem.kind][0]
+        values[f"document_{name}"] = _measure(problem, decide(problem, means), np.asarray(labels)[first])[name]
+    return values
+
+
+def compute_metrics(problem: Problem, documents: Sequence[int], prediction: EvalPrediction) -> dict[str, float]:
+    """What [`measure`] gives and the `score`, for the Trainer."""
+    values = measure(problem, probabilities(problem, prediction.predictions), prediction.label_ids, documents)
+    return values | {"score": values[METRICS[problem.kind][0]]}
+
+
+def measure_baselines(data: TextData, with_tfidf: bool) -> dict[str, dict[str, dict[str, float]]]:
+    """
+    What is to be compared with a model, on every labelled part but the training part, from which it is learned.
+
+    Returns:
+        `dict`: part to name to metrics: of the commonest labels, or the mean, whatever the text is, and of a linear
+        model of the words and pairs of words, weighted by TF-IDF.
+    """
+    problem = data.problem
+    others = {name: part for name, part in data.parts.items() if name != "train" and part.labels is not None}
+    results: dict[str, dict[str, dict[str, float]]] = {name: {} for name in others}
+    if "train" not in data.parts:
+        return results
+    labels = np.asarray(data.parts["train"].labels)
+    texts = data.texts("train") if with_tfidf else []
+    vectorizer = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True)
+    linear = Ridge() if problem.kind == REGRESSION else LogisticRegression(C=10, max_iter=1000)
+    model = OneVsRestClassifier(linear) if problem.kind == MULTI else linear
+    if with_tfidf:
+        model.fit(vectorizer.fit_transform(texts), labels)
+    frequencies = (np.eye(len(problem.labels))[labels] if problem.kind == SINGLE else labels).mean(axis=0)
+    for name, part in others.items():
+        answers = {"always the same": np.tile(frequencies, (len(part.documents), 1))}
+        if with_tfidf:
+            features = vectorizer.transform(data.texts(name))
+            answers["TF-IDF"] = np.zeros(answers["always the same"].shape)
+            if problem.kind == REGRESSION:
+                answers["TF-IDF"][:, 0] = model.predict(features)
+            else:
+                answers["TF-IDF"][:, model.classes_] = model.predict_proba(features)
+        for answer, chances in answers.items():
+            results[name][answer] = measure(problem, chances, part.labels or [], part.documents)
+    return results
+
+
+def _measure(problem: Problem, decided: np.ndarray, expected: np.ndarray) -> dict[str, float]:
+    if problem.kind == REGRESSION:
+        # A correlation with what is always the same is not defined.
+        varies = min(np.ptp(decided), np.ptp(expected)) > 0
+        correlations = [f(decided, expected).statistic if varies else 0.0 for f in (pearsonr, spearmanr)]
+        values = [*correlations, mean_squared_error(expected, decided)]
+    else:
+        micro, macro = (f1_score(expected, decided, average=kind, zero_division=0.0) for kind in ("micro", "macro"))
+        right = accuracy_score(expected, decided)
+        values = [micro, macro, right]
+        if problem.kind == SINGLE:
+            values = [right, macro, matthews_corrcoef(expected, decided)]
+    return dict(zip(METRICS[problem.kind], map(float, values), strict=True))

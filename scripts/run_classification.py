@@ -1,0 +1,201 @@
+"""
+Fine-tune a checkpoint on your own texts: one label, several labels or a number for each text or pair of texts.
+
+    python scripts/run_classification.py --model_name_or_path runs/sktformer-base --train_file reviews.csv
+    python scripts/run_classification.py --model_name_or_path runs/sktformer-base --train_file train.csv \\
+        --validation_file dev.csv --test_file test.csv --do_train --do_eval --do_predict --baseline tfidf
+    python scripts/run_classification.py --model_name_or_path runs/sktformer-base --train_file 'novels/train/*.txt' \\
+        --test_file 'novels/test/*.txt' --label_from_file_name '^([^_]+)_' --excerpt_length 512 \\
+        --max_excerpts_per_document 40 --do_train --do_eval --do_predict --output_dir runs/authors
+    python scripts/run_classification.py --model_name_or_path runs/authors --test_file letters.csv --do_predict \\
+        --output_dir runs/letters
+
+Any sequence-classification architecture of transformers will do. Without --recipe it starts from
+configuration/classification/base.yaml. Starting the same command again goes on with a run that was cut short.
+"""
+
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from datasets import Dataset
+from transformers import DataCollatorWithPadding, PreTrainedModel, PreTrainedTokenizerBase
+
+from experiments.architectures import longest_input
+from experiments.arguments import CONFIGURATION, Command, UserError, parse_command, run_script
+from experiments.classification.data import TextArguments, TextData, load_texts
+from experiments.classification.labels import SINGLE, checkpoint_problem, format_names
+from experiments.classification.metrics import METRICS, compute_metrics, measure, measure_baselines, probabilities
+from experiments.classification.predictions import write_answers
+from experiments.fine_tuning import FineTuningArguments, Job, best_trial, check_job, fingerprint_rows, predict, run_job
+from experiments.model_card import CardFacts, format_scores, write_card
+from experiments.models import CheckpointArguments, LoraArguments, add_lora, load_classifier
+from experiments.results import write_atomically, write_json
+from experiments.run_folder import recorded_arguments
+from experiments.text import classifier
+from experiments.training import (
+    announce,
+    describe_devices,
+    describe_model,
+    describe_recipe,
+    leave_process_group,
+    prepare,
+)
+
+
+@dataclass
+class ClassificationArguments(FineTuningArguments):
+    """The arguments of fine-tuning on one's own texts."""
+
+    output_dir: str | None = field(default="runs/classification", metadata={"help": "Folder of the run."})
+
+
+ARGUMENTS = (CheckpointArguments, LoraArguments, TextArguments, ClassificationArguments)
+
+
+def main() -> None:
+    command = parse_command(ARGUMENTS, __doc__, CONFIGURATION / "classification" / "base.yaml")
+    checkpoint, lora, texts, training = command.groups
+    prepare(training, command.given)
+    folder, trains = Path(training.output_dir), training.do_train
+    if texts.baseline and not trains:
+        raise UserError(f"--baseline {texts.baseline} learns from the training texts; add --do_train.")
+    if not (trains or training.do_eval or training.overwrite) and (folder / "predictions.csv").exists():
+        raise UserError(f"{folder} holds predictions; choose another --output_dir, or pass --overwrite.")
+
+    # Everything that can be wrong with the arguments is found before the folder is touched.
+    tokenizer = classifier.load_text_tokenizer(checkpoint)
+    wanted = ["train"] * trains + ["validation"] * (trains or training.do_eval) + ["test"] * training.do_predict
+    data = load_texts(texts, wanted, tokenizer, None if trains else checkpoint_problem(checkpoint))
+    if training.label_smoothing_factor and data.problem.kind != SINGLE:
+        raise UserError(f"--label_smoothing_factor is for single labels, not {data.problem.kind}; leave it out.")
+    model = load_model(checkpoint, data, tokenizer, texts, trains)
+    length, workers = input_length(texts, model), texts.preprocessing_num_workers
+    splits = {
+        name: classifier.encode_texts(part.examples(data.columns), data.columns, tokenizer, length, workers)
+        for name, part in data.parts.items()
+    }
+    collator = classifier.make_collator(tokenizer, length, texts.pad_to_max_length)
+    job = make_job(command, data, splits, collator) if "validation" in splits else None
+    finished = job and check_job(folder, job.identity, training, [checkpoint.model_name_or_path, *texts.inputs()])
+    announce(
+        recipe=describe_recipe(command.recipes, training),
+        texts=f"{', '.join(data.columns)} of {', '.join(dict.fromkeys(part.source for part in data.parts.values()))}",
+        split=data.held_out or "as given",
+        labels=format_names(data.problem.labels) or "numbers",
+        devices=describe_devices(training),
+        **({"note": " ".join(command.notes)} if command.notes else {}),
+        **({} if job else {"model": describe_model(model, f"from {checkpoint.model_name_or_path}")}),
+        **({"run": f"finished, in {folder}"} if finished else {}),
+    )
+    baselines = measure_baselines(data, texts.baseline == "tfidf")
+    if job:
+        job.facts["baselines"] = baselines["validation"]
+        if not finished:
+            run_job(job, folder, training, recorded_arguments(command.given))
+        if trains:
+            best = replace(checkpoint, model_name_or_path=str(best_trial(folder)), model_revision="main")
+            model = load_model(best, data, tokenizer, texts, new_head=False)
+    results: dict[str, dict[str, float]] = {}
+    for name in (name for name in ("validation", "test") if name in splits):
+        part = data.parts[name]
+        chances = probabilities(data.problem, predict(model, splits[name], collator, tokenizer, training, folder))
+        if part.labels is not None:
+            answers = {"this model": measure(data.problem, chances, part.labels, part.documents), **baselines[name]}
+            results |= {f"{name}, {answer}": values for answer, values in answers.items()}
+        if training.should_save:
+            write_answers(folder, data, name, chances)
+    if training.should_save and results:
+        write_json(folder / "predict_results.json", results)
+        write_atomically(folder / "report.md", format_results(results) + "\n")
+        print(format_results(results))
+    leave_process_group()
+
+
+def input_length(texts: TextArguments, model: PreTrainedModel) -> int:
+    """The longest input in tokens: what was asked for, or 512 if the model takes as many."""
+    return texts.max_seq_length or texts.excerpt_length or min(512, longest_input(model) or 512)
+
+
+def load_model(
+    checkpoint: CheckpointArguments,
+    data: TextData,
+    tokenizer: PreTrainedTokenizerBase,
+    texts: TextArguments,
+    new_head: bool,
+) -> PreTrainedModel:
+    """Load a checkpoint as a model that predicts what is asked of inputs as long as is asked."""
+    model = load_classifier(checkpoint, data.problem.labels, "value", new_head)
+    model.config.problem_type = data.problem.kind  # type: ignore[assignment]
+    classifier.fit_text_classifier(model, tokenizer, input_length(texts, model))
+    return model
+
+
+def make_job(command: Command, data: TextData, splits: dict[str, Dataset], collator: DataCollatorWithPadding) -> Job:
+    """The fine-tuning as the engine takes it."""
+    checkpoint, lora, texts, training = command.groups
+    splits = {part: rows for part, rows in splits.items() if part != "test"}
+    source, metrics = Path(data.parts["validation"].source).name, METRICS[data.problem.kind]
+
+    def build() -> Any:
+        model = load_model(checkpoint, data, collator.tokenizer, texts, training.do_train)
+        return add_lora(model, lora, checkpoint.model_revision) if lora.lora and training.do_train else model
+
+    return Job(
+        name="classification",
+        title=f"{source} ({metrics[0].replace('_', ' ')})",
+        build_model=build,
+        splits=splits,
+        collator=collator,
+        processing_class=collator.tokenizer,
+        compute_metrics=partial(compute_metrics, data.problem, data.parts["validation"].documents),
+        shown=metrics,
+        identity={
+            "data": fingerprint_rows(*splits.values()),
+            "labels": [data.problem.kind, *data.problem.labels],
+            "inputs": f"{collator.max_length} tokens, padded to the {collator.padding}",
+            **classifier.checkpoint_identity(checkpoint, lora),
+        },
+        facts={
+            "started_from": classifier.name_of_checkpoint(checkpoint),
+            "problem_type": data.problem.kind,
+            "held_out": data.held_out,
+            "is_partial": bool(texts.max_train_samples or texts.max_eval_samples),
+        },
+        write_card=partial(write_text_card, data, texts),
+    )
+
+
+def write_text_card(
+    data: TextData, texts: TextArguments, folder: Path, metrics: dict[str, Any], arguments: dict[str, Any]
+) -> None:
+    """Write the model card of a trial."""
+    source = texts.dataset_name or Path(data.parts["train"].source).name
+    scores = {name: metrics[f"eval_{name}"] for name in METRICS[data.problem.kind]}
+    facts = CardFacts(
+        title=str(arguments.get("hub_model_id") or folder.resolve().name),
+        script="run_classification.py",
+        pipeline_tag="text-classification",
+        description=f"`{metrics['started_from']}`, a model of type `{metrics['model_type']}` with "
+        f"{metrics['parameters']:,} parameters, fine-tuned on {source} with seed {metrics['seed']}. It answers with "
+        f"{format_names(data.problem.labels, 50) or 'a number'} ({data.problem.kind.replace('_', ' ')}).",
+        example='{"text": "One text.", "text_pair": "Another text."}' if len(data.columns) == 2 else '"One text."',
+        scores=scores,
+        results=format_results({"this model": scores, **metrics["baselines"]}),
+        evaluated_on=f"{metrics['eval_samples']:,} examples ({data.held_out or 'given for evaluation'})",
+        picture="curve.png",
+        picture_title="Loss and score",
+        datasets=(texts.dataset_name,) if texts.dataset_name else (),
+        base_model=arguments.get("model_name_or_path"),
+    )
+    write_card(folder, facts, metrics, arguments)
+
+
+def format_results(results: dict[str, dict[str, float]]) -> str:
+    """A table of metrics."""
+    return format_scores({row: {key: f"{value:.4f}" for key, value in v.items()} for row, v in results.items()})
+
+
+if __name__ == "__main__":
+    run_script(main)
