@@ -85,7 +85,7 @@ def build_comparable_config(model_type: str, sizes: PreTrainedConfig, **fields: 
     if lacking and (lacking != ["num_attention_heads"] or hasattr(config, "num_attention_heads")):
         raise UserError(f"{what} cannot have the sizes of --config_name: it does not take {', '.join(lacking)}.")
     config.update(fields)
-    bert = BertConfig(**kept, **fields, max_position_embeddings=config.max_position_embeddings)
+    bert = BertConfig(**kept, **fields)
     with torch.device("meta"):
         number, reference = (AutoModelForMaskedLM.from_config(each).num_parameters() for each in (config, bert))
     if number > _LARGEST_RATIO * reference:
@@ -128,7 +128,7 @@ def explain_failure(model: PreTrainedModel, length: int) -> str | None:
     try:
         model.eval()(input_ids=torch.full((1, length), model.config.vocab_size - 1, device=model.device))
     except Exception as error:  # of any architecture
-        return f"{type(error).__name__}: {one_line(error)}"
+        return f"{type(error).__name__}: {one_line(error)}".rstrip(".")
     finally:
         model.train(training)
     return None

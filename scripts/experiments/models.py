@@ -21,7 +21,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.utils import find_adapter_config_file
+from transformers.utils import cached_file, find_adapter_config_file
 from transformers.utils import logging as transformers_logging
 
 from experiments.architectures import build_comparable_config, explain_failure, length_fields, longest_input
@@ -31,6 +31,7 @@ from modeling_sktformer import SKTformerConfig, available_presets, load_preset
 
 logger = logging.getLogger(__name__)
 
+_ADAPTED_CONFIG = "adapted_model_config.json"
 _CHECKPOINT_FILES = ("config.json", "adapter_config.json", "*.safetensors", "pytorch_model*.bin")
 _TOKENIZER_FILES = ("tokenizer*.json", "special_tokens_map.json", "vocab*", "merges.txt", "*.model")
 
@@ -122,18 +123,18 @@ def build_config(
     Raises:
         UserError: for unknown names, unknown fields and sizes that cannot work.
     """
-    config, vocabulary = _named_config(arguments), {"vocab_size": vocab_size, "pad_token_id": pad_token_id}
+    config = _named_config(arguments)
+    fields = {"vocab_size": vocab_size, "max_position_embeddings": max_length, "pad_token_id": pad_token_id}
     with _explained("No model can be made from these sizes"):
         if arguments.model_type not in (None, config.model_type):
-            config = build_comparable_config(str(arguments.model_type), config, **vocabulary)
+            config = build_comparable_config(str(arguments.model_type), config, **fields)
         if config.model_type == SKTformerConfig.model_type:
             config.landmark_seed = seed
-        config.update(vocabulary)
-        fields = length_fields(config, max_length)
         config.update(fields)
+        config.update(length := length_fields(config, max_length))
         _override_fields(config, arguments.config_overrides)
         config.validate()
-        if config.max_position_embeddings < fields["max_position_embeddings"]:
+        if config.max_position_embeddings < length["max_position_embeddings"]:
             raise UserError(
                 f"--config_overrides: max_position_embeddings={config.max_position_embeddings} is too little for "
                 f"--max_seq_length {max_length}; leave it out."
@@ -191,7 +192,9 @@ def fit_length(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_l
     if model.config.model_type != SKTformerConfig.model_type:
         if reason := explain_failure(model, max_length):
             why = f"it takes at most {longest}" if is_longer else reason
-            raise UserError(f"A {model.config.model_type} cannot read --max_seq_length {max_length} tokens: {why}.")
+            raise UserError(
+                f"A {model.config.model_type} cannot read --max_seq_length {max_length} tokens: {why.rstrip('.')}."
+            )
         if is_longer:
             logger.info(
                 "The model was made for %d tokens, which is no limit of its: it reads %d.", longest, max_length
@@ -329,7 +332,8 @@ def add_lora(model: PreTrainedModel, arguments: LoraArguments, revision: str = "
 
     def save_pretrained(save_directory: str, *args: Any, **kwargs: Any) -> None:
         save_adapter(save_directory, *args, **kwargs)
-        model.config.save_pretrained(save_directory)
+        # Not as config.json, by which transformers would take the folder for a whole model's.
+        model.config.to_json_file(Path(save_directory) / _ADAPTED_CONFIG)
 
     adapted.save_pretrained = save_pretrained
     return adapted
@@ -339,7 +343,7 @@ def _load_adapted(arguments: CheckpointArguments, labels: Sequence[str]) -> PreT
     """Load an adapter into its checkpoint, made as long and with the classes that it was trained with."""
     peft, name, revision = _import_peft(), arguments.model_name_or_path, arguments.model_revision
     adapter = peft.PeftConfig.from_pretrained(name, revision=revision)
-    config = AutoConfig.from_pretrained(name, **arguments.hub_options)
+    config = AutoConfig.from_pretrained(str(cached_file(name, _ADAPTED_CONFIG, revision=revision)))
     words = list(config.id2label.values())
     _check_labels(words, labels, f"The adapter {name}")
     base = replace(arguments, model_revision=adapter.revision or "main", ignore_mismatched_sizes=True)
@@ -364,10 +368,10 @@ def _check_labels(trained: Sequence[Any], labels: Sequence[str], what: str) -> N
     """Refuse a head that answers with other words; words that nobody has named say nothing."""
     named = not all(str(word).startswith("LABEL_") for word in trained)
     same = [str(word).lower() for word in trained] == [label.lower() for label in labels]
-    if labels and not same and (named or len(trained) != len(labels)):
+    if not same and (len(trained) != max(1, len(labels)) or (labels and named)):
         raise UserError(
             f"{what} answers with {', '.join(map(str, trained))}, and the task's classes are "
-            f"{', '.join(labels)}: it was fine-tuned on another task, or numbers the classes otherwise."
+            f"{', '.join(labels) or 'none'}: it was fine-tuned on another task, or numbers the classes otherwise."
         )
 
 

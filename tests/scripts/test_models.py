@@ -6,6 +6,7 @@ import pytest
 import torch
 from transformers import (
     AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
     AutoTokenizer,
     BertConfig,
     BertForMaskedLM,
@@ -88,7 +89,7 @@ def test_a_preset_is_made_for_the_length_vocabulary_and_seed(tokenizer):
      "esm", "eurobert", "fnet", "ibert", "longformer", "megatron-bert", "modernbert", "mpnet", "mra", "nystromformer",
      "rembert", "roberta", "roberta-prelayernorm", "roformer", "squeezebert", "xlm-roberta", "yoso"],
 )  # fmt: skip
-def test_other_architectures_have_the_same_sizes_and_learn(tokenizer, model_type):
+def test_other_architectures_have_the_same_sizes_and_learn(tokenizer, tmp_path, model_type):
     model = build(tokenizer, model_type=model_type)
     config = model.config
     assert config.model_type == model_type
@@ -103,6 +104,8 @@ def test_other_architectures_have_the_same_sizes_and_learn(tokenizer, model_type
     assert gradients[0] is not None
     assert gradients[0].any()
     assert tokenizer.model_max_length == 32
+    assert {getattr(config, name, None) for name in ("mask_token_id", "pad_token_id")} <= {None, 0, 4}
+    assert isinstance(AutoModelForMaskedLM.from_pretrained(save(model, tmp_path)), type(model))
 
 
 @pytest.mark.parametrize(
@@ -317,6 +320,13 @@ def test_decoders_classify(tokenizer, tmp_path):
     fit_length(model, tokenizer, 32)
 
 
+def test_words_of_a_head_are_compared_without_their_case(tmp_path):
+    folder = save(load(save_sktformer(tmp_path / "base"), ["Bad", "Good"]), tmp_path / "head")
+    assert load(folder, ["bad", "Good"], new_head=False).config.id2label == {0: "bad", 1: "Good"}
+    with pytest.raises(UserError, match="answers with Bad, Good, and the task's classes are good, bad"):
+        load(folder, ["good", "bad"], new_head=False)
+
+
 def test_a_fingerprint_follows_weights_configuration_and_tokenizer(tokenizer, tmp_path):
     folder = save_sktformer(tmp_path)
     seen = [fingerprint_checkpoint(folder)]
@@ -366,11 +376,13 @@ def test_an_adapter_is_loaded_as_it_was_saved(tokenizer, tmp_path, smoother_norm
     assert torch.equal(loaded(input_ids=ids).logits, expected)
     with pytest.raises(UserError, match="answers with negative, positive"):
         load(folder, ["no", "yes"], new_head=False)
+    with pytest.raises(UserError, match="and the task's classes are none"):
+        load(folder, [], new_head=False)
     with pytest.raises(UserError, match="is an adapter: merge it"):
         load(folder)
 
 
-def test_an_adapter_of_another_architecture_is_loaded_as_it_was_saved(tmp_path):
+def test_an_adapter_of_another_architecture_is_loaded_as_it_was_saved(tokenizer, tmp_path):
     pytest.importorskip("peft")
     # Its pooler counts to the encoder, and is not in the checkpoint of a masked language model.
     bert = save(BertForMaskedLM(BertConfig(vocab_size=100, **SIZES)), tmp_path / "base")
@@ -379,7 +391,15 @@ def test_an_adapter_of_another_architecture_is_loaded_as_it_was_saved(tmp_path):
     ids = torch.randint(5, 100, (3, 40))
     loaded = load(folder, labels=[], new_head=False).eval()
     assert (loaded.config.problem_type, loaded.config.id2label) == ("regression", {0: "score"})
-    assert torch.equal(loaded(input_ids=ids).logits, adapted(input_ids=ids).logits)
+    expected = adapted(input_ids=ids).logits
+    assert torch.equal(loaded(input_ids=ids).logits, expected)
+    # To transformers and peft it is an adapter like others.
+    tokenizer.save_pretrained(folder)
+    assert len(load_tokenizer(folder, False, ["mask"])) == 100
+    other = AutoModelForSequenceClassification.from_pretrained(folder, num_labels=1).eval()
+    assert torch.equal(other(input_ids=ids).logits, expected)
+    with pytest.raises(UserError, match="answers with score, and the task's classes are negative, positive"):
+        load(folder, new_head=False)
 
 
 def test_adapters_without_peft_are_explained(tmp_path, monkeypatch):
