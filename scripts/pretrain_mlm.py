@@ -35,7 +35,8 @@ from experiments.run_folder import (
 )
 from experiments.text.blocks import MASKED_LM_TOKENS, Blocks, MaskedLMArguments, load_blocks, train_tokenizer_once
 from experiments.text.corpus import Corpus, CorpusArguments, load_corpus
-from experiments.text.masked_lm import MaskedLMTrainer, MaskingCollator, MaskNumbering, mask_once, show_predictions
+from experiments.text.examples import show_predictions
+from experiments.text.masked_lm import MaskedLMTrainer, MaskingCollator, MaskNumbering, mask_once
 from experiments.text.report import write_report
 from experiments.training import (
     RunArguments,
@@ -176,7 +177,7 @@ def train(
         "history": [entry for entry in trainer.state.log_history if "loss" in entry or "eval_loss" in entry],
     }
     logger.info("\nMasked words of the evaluation text:")
-    examples = show_predictions(trainer, blocks.evaluation)
+    examples = show_predictions(trainer, blocks)
     if training.do_train:
         # As a step of the Trainer's own, which does not push yet: the card and the metrics are still to come.
         trainer.save_model(_internal_call=True)

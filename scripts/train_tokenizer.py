@@ -11,13 +11,7 @@ from dataclasses import dataclass, field
 
 from experiments.arguments import UserError, parse_args, run_script
 from experiments.text.corpus import CorpusArguments, load_corpus
-from experiments.text.tokenizer import (
-    MAX_CHARACTERS,
-    check_output_dir,
-    sample_texts,
-    save_tokenizer,
-    train_wordpiece,
-)
+from experiments.text.tokenizer import MAX_CHARACTERS, check_output_dir, sample_texts, save_tokenizer, train_wordpiece
 
 
 logger = logging.getLogger(__name__)
@@ -33,10 +27,7 @@ class TokenizerArguments:
     min_frequency: int = field(default=2, metadata={"help": "How often a token must occur to be made."})
     max_characters: int = field(
         default=MAX_CHARACTERS,
-        metadata={
-            "help": "Train on at most this many characters, which are held in memory: rows spread evenly over the "
-            "corpus, or its beginning if --streaming hides how long it is."
-        },
+        metadata={"help": "Train on so much of the text, spread evenly over it (of a stream: its beginning)."},
     )
     model_max_length: int | None = field(
         default=None, metadata={"help": "Tokens that the model takes; the tokenizer truncates to it when asked to."}
@@ -62,7 +53,6 @@ def main() -> None:
             sample_texts(corpus.train, arguments.max_characters, corpus.probabilities),
             arguments.vocab_size,
             lowercase=arguments.lowercase,
-            max_characters=arguments.max_characters,
             min_frequency=arguments.min_frequency,
             model_max_length=arguments.model_max_length,
         )

@@ -1,15 +1,40 @@
-"""Masking, metrics and step times of masked language modelling."""
+"""Masking, metrics and examples of masked language modelling."""
 
+import hashlib
 import math
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from accelerate.data_loader import BatchSamplerShard
 from datasets import Dataset
-from transformers import BertTokenizer, EvalPrediction
+from torch.utils.data import BatchSampler, SequentialSampler
+from transformers import (
+    AutoModelForMaskedLM,
+    BertConfig,
+    BertForMaskedLM,
+    BertTokenizer,
+    DataCollatorForLanguageModeling,
+    EvalPrediction,
+    ModernBertConfig,
+    TrainerState,
+    TrainingArguments,
+)
 
-from experiments.text.masked_lm import IGNORE_INDEX, MaskingCollator, mask_once, sum_token_losses, token_metrics
-from experiments.text.packing import unigram_cross_entropy
-from experiments.training import StepTimer
+from experiments.text import examples
+from experiments.text.blocks import Blocks
+from experiments.text.examples import choose_words, show_predictions
+from experiments.text.masked_lm import (
+    IGNORE_INDEX,
+    MaskedLMTrainer,
+    MaskingCollator,
+    MaskNumbering,
+    mask_once,
+    sum_token_losses,
+    token_metrics,
+)
+from experiments.text.packing import count_tokens, unigram_cross_entropy
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +81,82 @@ def test_evaluation_masks_do_not_depend_on_the_batch(tokenizer):
     assert batch["input_ids"][1].tolist() == masked["input_ids"][2] + [0] * 7
 
 
+def test_masks_follow_the_seed_and_the_number_of_the_batch_alone(tokenizer):
+    """These are the masks of every earlier run of one process: the seed of a batch is made of `seed/number`."""
+    rows = list(make_blocks([16] * 8))
+    collator = MaskingCollator(tokenizer=tokenizer, seed=3)
+    batches = [collator(rows)["labels"] for _ in range(3)]
+    for number, batch in enumerate(batches):
+        seed = int.from_bytes(hashlib.sha256(f"3/{number}".encode()).digest()[:7], "big")
+        plain = DataCollatorForLanguageModeling(tokenizer)
+        plain.generator = torch.Generator().manual_seed(seed)
+        plain.seed = 0  # so that it uses the generator
+        assert torch.equal(batch, plain(rows)["labels"])
+    collator.start_at(1)
+    assert torch.equal(collator(rows)["labels"], batches[1])
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_processes_mask_what_one_process_would(tokenizer, accumulation):
+    """Two processes draw the masks of one process with twice the accumulation, in a run that is resumed, too."""
+    blocks = make_blocks([16] * 32)
+
+    def masked(process: int, processes: int, step: int) -> dict[int, list[int]]:
+        collator = MaskingCollator(
+            tokenizer=tokenizer, seed=3, process_index=process, num_processes=processes, mlm_probability=0.5
+        )
+        arguments: Any = SimpleNamespace(gradient_accumulation_steps=2 * accumulation // processes)
+        MaskNumbering(collator).on_epoch_begin(arguments, TrainerState(global_step=step), None)
+        sampler = BatchSamplerShard(BatchSampler(SequentialSampler(blocks), 4, False), processes, process)
+        batches = [(rows, collator([blocks[row] for row in rows])["labels"].tolist()) for rows in sampler]
+        return {row: labels for rows, batch in batches for row, labels in zip(rows, batch, strict=True)}
+
+    for step in (0, 3):
+        assert masked(0, 1, step) == masked(0, 2, step) | masked(1, 2, step)
+        assert masked(0, 2, step) != masked(0, 2, step + 1)
+
+
+def make_trainer(folder, tokenizer, model, **flags):
+    collator = MaskingCollator(tokenizer=tokenizer, seed=0)
+    arguments = {"train_dataset": flags.pop("train_dataset", None), "eval_dataset": flags.pop("eval_dataset", None)}
+    options: dict[str, Any] = {"per_device_train_batch_size": 4, "per_device_eval_batch_size": 4, "use_cpu": True}
+    training = TrainingArguments(str(folder), disable_tqdm=True, logging_steps=1, **options, **flags)
+    return MaskedLMTrainer(
+        model=model,
+        args=training,
+        data_collator=collator,
+        processing_class=tokenizer,
+        callbacks=[MaskNumbering(collator)],
+        **arguments,
+    )
+
+
+def make_model(tokenizer, seed=0):
+    torch.manual_seed(seed)
+    sizes: dict[str, Any] = {
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 16,
+    }
+    return BertForMaskedLM(BertConfig(vocab_size=len(tokenizer), intermediate_size=16, **sizes))
+
+
+def test_a_resumed_stream_is_masked_as_if_it_had_not_been_cut(tmp_path, tokenizer):
+    stream = make_blocks([16] * 64).to_iterable_dataset()
+    losses = []
+    for folder, starts in (("whole", [6]), ("cut", [3, 6])):
+        for steps in starts:
+            flags = {"max_steps": steps, "save_steps": 3, "lr_scheduler_type": "constant"}
+            trainer = make_trainer(tmp_path / folder, tokenizer, make_model(tokenizer), train_dataset=stream, **flags)
+            trainer.train(
+                resume_from_checkpoint=str(tmp_path / folder / "checkpoint-3") if steps != starts[0] else None
+            )
+        losses.append([entry["loss"] for entry in trainer.state.log_history if "loss" in entry])
+    assert len(losses[0]) == 6
+    assert losses[0] == losses[1]
+
+
 def test_metrics_weigh_tokens_equally(tokenizer):
     torch.manual_seed(0)
     logits, labels = torch.randn(4, 6, 11), torch.randint(11, (4, 6))
@@ -85,16 +186,99 @@ def test_unigram_loss_is_the_loss_of_constant_logits(tokenizer):
     counts[:5] = 0
     tokens = torch.tensor([token for row in evaluation["input_ids"] for token in row[1:-1]])
     expected = torch.nn.functional.cross_entropy(counts.log().clamp(min=-1e9).expand(len(tokens), -1), tokens)
-    assert unigram_cross_entropy(train, evaluation, 1000, range(5)) == pytest.approx(expected.item(), rel=1e-5)
+    loss = unigram_cross_entropy(count_tokens(train, 1000), count_tokens(evaluation, 1000), range(5))
+    assert loss == pytest.approx(expected.item(), rel=1e-5)
 
 
-def test_step_timer():
-    timer = StepTimer()
-    assert timer.metrics() == {}
-    for _ in range(8):
-        timer.on_step_begin()
-        sum(range(20_000))
-        timer.on_step_end()
-    metrics = timer.metrics()
-    assert 0 < metrics["step_time_ms"] < 1000
-    assert 0 < metrics["step_cpu_time_ms"] < 1000
+def test_heads_may_give_labelled_places_alone(tmp_path, tokenizer):
+    """As ModernBERT trains: its logits are `(num_labelled, vocab_size)` then."""
+    evaluation = mask_once(make_blocks([16] * 5 + [9]), tokenizer, 0.3, seed=0)
+    results = []
+    for sparse in (False, True):
+        torch.manual_seed(0)
+        config = ModernBertConfig(
+            vocab_size=len(tokenizer),
+            hidden_size=16,
+            intermediate_size=16,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            sparse_prediction=sparse,
+            pad_token_id=0,
+            cls_token_id=2,
+            sep_token_id=3,
+        )
+        trainer = make_trainer(tmp_path, tokenizer, AutoModelForMaskedLM.from_config(config), eval_dataset=evaluation)
+        labels = [[IGNORE_INDEX] * 3 + [7] + [IGNORE_INDEX] * 12] * 3
+        rows = Dataset.from_dict({"input_ids": make_blocks([16] * 3)["input_ids"][:], "labels": labels})
+        metrics = trainer.evaluate()
+        keys = ("eval_loss", "eval_accuracy", "eval_predicted_tokens")
+        results.append([*(metrics[key] for key in keys), *trainer.predict_masked(rows, top_k=2).flatten()])
+    assert results[0] == pytest.approx(results[1], rel=1e-5)
+
+
+def test_guesses_are_those_of_the_model(tmp_path, tokenizer):
+    rows = make_blocks([12] * 6)
+    places = [3, 5, 1, 7, 10, 2]
+    masked = []
+    for row, place in zip(rows["input_ids"], places, strict=True):
+        labels = [IGNORE_INDEX] * 12
+        labels[place], row[place] = row[place], tokenizer.mask_token_id
+        masked.append({"input_ids": row, "labels": labels})
+    model = make_model(tokenizer).eval()
+    trainer = make_trainer(tmp_path, tokenizer, model)
+    ids, probabilities = trainer.predict_masked(Dataset.from_list(masked), top_k=3).swapaxes(0, 1)
+    with torch.no_grad():
+        logits = model(torch.tensor([row["input_ids"] for row in masked])).logits
+    expected = logits[range(6), places].softmax(-1).topk(3)
+    assert ids.tolist() == expected.indices.tolist()
+    torch.testing.assert_close(torch.tensor(probabilities), expected.values.double(), rtol=1e-5, atol=0)
+    assert trainer.compute_metrics is token_metrics
+
+
+PROSE = "the old clock . the {} of the house was in the garden , and {} was there . the x"
+
+
+def make_prose() -> tuple[Blocks, BertTokenizer]:
+    """Blocks with a full sentence in each, in which one word is neither a function word nor rare."""
+    nouns = ["doctor", "window", "winter", "letter", "sister", "summer", "table"]
+    sentences = [PROSE.format(noun, "he" if number % 2 else "it") for number, noun in enumerate(nouns)]
+    words = sorted({word for sentence in sentences for word in sentence.split()})
+    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words, "##s", "rare"]
+    tokenizer = BertTokenizer(vocab={word: index for index, word in enumerate(vocabulary)})
+    blocks = Dataset.from_dict({"input_ids": tokenizer(sentences)["input_ids"]})
+    counts = count_tokens(blocks, len(tokenizer))
+    return Blocks(blocks, blocks, 1.0, counts, ""), tokenizer
+
+
+def test_examples_are_words_that_a_person_can_judge(monkeypatch):
+    monkeypatch.setattr(examples, "_SHOWN_RANKS", slice(8, 100))  # the, was, and, house, garden, there, old, clock
+    blocks, tokenizer = make_prose()
+    chosen = choose_words(blocks, tokenizer, 6)
+    words = [tokenizer.decode(word.block[word.place]) for word in chosen]
+    assert words == ["doctor", "window", "winter", "letter", "sister", "summer"]
+    for word, name in zip(chosen, words, strict=True):
+        sentence = str(tokenizer.decode(word.block[word.sentence]))
+        assert sentence.startswith(f"the {name} of the house was in the garden, and")
+        assert sentence.endswith("was there.")
+
+
+def test_parts_of_words_and_short_words_are_no_examples(monkeypatch):
+    monkeypatch.setattr(examples, "_SHOWN_RANKS", slice(8, 100))
+    blocks, tokenizer = make_prose()
+    text = PROSE.format("doctors", "it").replace("table", "it")
+    blocks.evaluation = Dataset.from_dict({"input_ids": [tokenizer(text)["input_ids"]]})
+    (word,) = choose_words(blocks, tokenizer, 6)
+    assert tokenizer.decode(word.block[word.place]) not in ("doctor", "##s"), "a word of no sentence at worst"
+
+
+def test_predictions_are_shown_with_their_sentences(tmp_path, caplog, monkeypatch):
+    caplog.set_level("INFO")
+    monkeypatch.setattr(examples, "_SHOWN_RANKS", slice(8, 100))
+    blocks, tokenizer = make_prose()
+    trainer = make_trainer(tmp_path, tokenizer, make_model(tokenizer))
+    monkeypatch.setattr(trainer, "is_world_process_zero", lambda: False)  # nothing is done in one process alone
+    sentences = show_predictions(trainer, blocks)
+    assert len(sentences) == 6
+    assert sentences[0] == "the [MASK] of the house was in the garden, and it was there."
+    assert all(f"  {sentence}\n" in caplog.text for sentence in sentences)
+    assert "was: doctor; guessed: " in caplog.text

@@ -16,7 +16,7 @@ from transformers import AutoTokenizer, BertTokenizer
 
 import train_tokenizer
 from experiments.arguments import UserError
-from experiments.text.corpus import TextSource
+from experiments.text.source import TextSource
 from experiments.text.tokenizer import SPECIAL_TOKENS, sample_texts, save_tokenizer, train_wordpiece
 from train_tokenizer import main
 
@@ -110,20 +110,6 @@ def test_a_small_vocabulary_keeps_its_size():
     assert len(train_wordpiece(make_texts(), vocab_size=30)) <= 30
 
 
-def test_reading_stops_at_the_cap_of_characters():
-    read = itertools.count()
-    texts = ("watch " if next(read) >= 10 else "clock " for _ in itertools.count())  # never ends
-    tokenizer = train_wordpiece(texts, vocab_size=200, max_characters=60)
-    assert next(read) <= 12
-    assert tokenizer.tokenize("clock") == ["clock"]
-    assert tokenizer.tokenize("watch") != ["watch"]
-
-
-def test_a_row_longer_than_the_cap_is_cut():
-    tokenizer = train_wordpiece(["clock " * 10 + "watch " * 10], vocab_size=200, max_characters=60)
-    assert tokenizer.tokenize("watch") != ["watch"]
-
-
 def test_vocabularies_without_room_or_text_are_an_error():
     with pytest.raises(ValueError, match="at least 7"):
         train_wordpiece(["clock"], vocab_size=6)
@@ -149,6 +135,11 @@ def test_a_large_corpus_is_sampled_evenly():
     assert 9_000 <= sum(map(len, sample)) <= 10_000
     gaps = [second - first for first, second in itertools.pairwise([0, *positions, 1000])]
     assert max(gaps) <= 2 * 1000 / len(positions) + 1
+
+
+def test_a_row_longer_than_the_cap_is_cut():
+    source = TextSource("a", Dataset.from_dict({"text": ["clock " * 10 + "watch " * 10]}), "a", "row")
+    assert list(sample_texts([source], 60)) == ["clock " * 10]
 
 
 def test_a_stream_is_sampled_from_its_beginning():

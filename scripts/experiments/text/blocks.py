@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 import pyarrow.compute as pc
 from datasets import Dataset, IterableDataset
 from filelock import FileLock
@@ -10,8 +11,9 @@ from transformers import PreTrainedTokenizerBase
 
 from experiments.arguments import UserError, one_line
 from experiments.models import load_tokenizer
-from experiments.text.corpus import Corpus, CorpusArguments, TextSource
-from experiments.text.packing import mix_blocks, prepare_blocks, stream_blocks, unigram_cross_entropy
+from experiments.text.corpus import Corpus, CorpusArguments
+from experiments.text.packing import count_tokens, mix_blocks, prepare_blocks, stream_blocks, unigram_cross_entropy
+from experiments.text.source import TextSource
 from experiments.text.tokenizer import sample_texts, save_tokenizer, train_wordpiece
 
 
@@ -19,6 +21,7 @@ from experiments.text.tokenizer import sample_texts, save_tokenizer, train_wordp
 FIXED_LENGTH_MODELS = ("nystromformer",)
 # What packing and masking put into a block.
 MASKED_LM_TOKENS = ("mask", "pad", "cls", "sep")
+EVALUATION_TOKENS = 500_000
 
 
 @dataclass
@@ -26,10 +29,7 @@ class MaskedLMArguments:
     """What is masked and how it is cut into blocks."""
 
     tokenizer_name: str | None = field(
-        default=None,
-        metadata={
-            "help": "Tokenizer: a folder or a name on the Hub. By default the model's, or one trained on the corpus."
-        },
+        default=None, metadata={"help": "Folder or Hub id; by default the model's, or one trained on the corpus."}
     )
     vocab_size: int = field(default=30522, metadata={"help": "Size of a tokenizer that is trained on the corpus."})
     max_seq_length: int = field(
@@ -37,11 +37,19 @@ class MaskedLMArguments:
     )
     mlm_probability: float = field(default=0.15, metadata={"help": "Share of the tokens to predict."})
     full_blocks_only: bool = field(
-        default=False,
-        metadata={"help": "Leave out shorter blocks, for architectures that take inputs of one length alone."},
+        default=False, metadata={"help": "Leave out shorter blocks, for architectures that take one length alone."}
+    )
+    max_train_samples: int | None = field(default=None, metadata={"help": "Train on so many blocks; by default all."})
+    max_eval_samples: int | None = field(
+        default=None,
+        metadata={"help": f"Evaluate on so many blocks; by default on {EVALUATION_TOKENS:,} tokens at most."},
     )
 
     def __post_init__(self):
+        for name in ("max_train_samples", "max_eval_samples"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"--{name} must be at least 1, got {value}.")
         if not 0 < self.mlm_probability < 1:
             raise ValueError(f"--mlm_probability must lie between 0 and 1, got {self.mlm_probability}.")
         if self.vocab_size < 7:
@@ -59,21 +67,25 @@ class Blocks:
         train (`Dataset` or `IterableDataset`): Training blocks, on disk or as a stream.
         evaluation (`Dataset`): Evaluation blocks.
         unigram_loss (`float`): Loss of unigram frequencies on the evaluation blocks, in nats per token.
+        token_counts (`np.ndarray` of shape `(vocab_size,)`): How often each token is in the training blocks, or, with
+            a stream, in the evaluation blocks.
+        description (`str`): How much there is of both, and how much of it is used.
     """
 
     train: Dataset | IterableDataset
     evaluation: Dataset
     unigram_loss: float
+    token_counts: np.ndarray
+    description: str
+
+    @property
+    def is_stream(self) -> bool:
+        return isinstance(self.train, IterableDataset)
 
 
 def train_tokenizer_once(folder: Path, corpus: Corpus, mlm_arguments: MaskedLMArguments) -> PreTrainedTokenizerBase:
     """
-    Train a run's tokenizer in one of its processes, and load it in all.
-
-    Args:
-        folder (`Path`): Where the tokenizer belongs; if it is there already it is only loaded.
-        corpus ([`Corpus`]): The text.
-        mlm_arguments ([`MaskedLMArguments`]): Size of the vocabulary and length of the inputs.
+    Train a run's tokenizer in one of its processes and load it in all; if it is in `folder` it is only loaded.
 
     Raises:
         UserError: if the text is empty.
@@ -106,7 +118,8 @@ def load_blocks(
         corpus ([`Corpus`]): The text.
         tokenizer (`PreTrainedTokenizerBase`): See [`load_tokenizer`].
         model_type (`str`): The architecture that reads the blocks.
-        corpus_arguments ([`CorpusArguments`]), mlm_arguments ([`MaskedLMArguments`]): How it is packed.
+        corpus_arguments ([`CorpusArguments`]), mlm_arguments ([`MaskedLMArguments`]): How it is packed, and how much
+            of it is used.
         seed (`int`): Seed of the order in which sources are mixed and streams are shuffled.
         num_readers (`int`): Processes times data loader workers that read a stream at the same time.
 
@@ -121,27 +134,60 @@ def load_blocks(
         raise UserError("There is no text to evaluate on; give --validation_file or a --validation_fraction above 0.")
     full_only = mlm_arguments.full_blocks_only or model_type in FIXED_LENGTH_MODELS
 
-    def prepare(sources: list[TextSource], desc: str) -> list[Dataset]:
-        blocks = [prepare_blocks(source, tokenizer, length, corpus.cache_dir, single, desc) for source in sources]
+    def prepare(sources: list[TextSource], max_blocks: int | None = None) -> list[Dataset]:
+        num_proc = corpus_arguments.preprocessing_num_workers
+        options = (length, corpus.cache_dir, single, num_proc, max_blocks)
+        blocks = [prepare_blocks(source, tokenizer, *options) for source in sources]
         return [select_full_blocks(part, length) for part in blocks] if full_only else blocks
 
-    evaluation = mix_blocks(prepare(corpus.validation, "Packing evaluation text"))
+    most = mlm_arguments.max_eval_samples or max(1, EVALUATION_TOKENS // length)
+    # Of a stream only the beginning is read: there is no end in sight.
+    whole = mix_blocks(prepare(corpus.validation, most if corpus_arguments.streaming else None))
+    evaluation = spread(whole, most)
     if not len(evaluation):
-        raise UserError(f"The evaluation text does not fill one block of {length} tokens; give more of it.")
-    special = tokenizer.all_special_ids
+        raise UserError(
+            f"The evaluation text does not fill one block of {length} tokens; give more of it, or a larger "
+            "--validation_fraction."
+        )
+    evaluation_counts = count_tokens(evaluation, len(tokenizer))
+    train: Dataset | IterableDataset
     if corpus_arguments.streaming:
-        streams = [stream_blocks(source, tokenizer, length, single, num_readers) for source in corpus.train]
-        stream = mix_blocks(streams, corpus.probabilities, seed)
+        train = mix_blocks(
+            [stream_blocks(source, tokenizer, length, single, num_readers) for source in corpus.train],
+            corpus.probabilities,
+            seed,
+        )
         if full_only:
-            stream = stream.filter(lambda block: len(block["input_ids"]) == length)
+            train = train.filter(lambda block: len(block["input_ids"]) == length)
+        if mlm_arguments.max_train_samples:
+            train = train.take(mlm_arguments.max_train_samples)
+        train = train.shuffle(seed=seed, buffer_size=10_000)
         # The frequencies of a stream are not known before its end; the evaluation text's own are the harder baseline.
-        unigram_loss = unigram_cross_entropy(evaluation, evaluation, len(tokenizer), special)
-        return Blocks(stream.shuffle(seed=seed, buffer_size=10_000), evaluation, unigram_loss)
-    train_blocks = mix_blocks(prepare(corpus.train, "Packing training text"), corpus.probabilities, seed)
-    if not len(train_blocks):
-        raise UserError(f"The training text does not fill one block of {length} tokens; give more of it.")
-    unigram_loss = unigram_cross_entropy(train_blocks, evaluation, len(tokenizer), special)
-    return Blocks(train_blocks, evaluation, unigram_loss)
+        counts, size = evaluation_counts, "a stream"
+    else:
+        available = mix_blocks(prepare(corpus.train), corpus.probabilities, seed)
+        train = spread(available, mlm_arguments.max_train_samples)
+        if not len(train):
+            raise UserError(f"The training text does not fill one block of {length} tokens; give more of it.")
+        counts = count_tokens(train, len(tokenizer))
+        size = f"{_count_of(train, available)} blocks with {counts.sum():,} tokens"
+    description = (
+        f"{size}, evaluated on {_count_of(evaluation, whole)} blocks with {evaluation_counts.sum():,} tokens"
+        + ("" if len(evaluation) == len(whole) else " (--max_eval_samples sets how many)")
+    )
+    unigram_loss = unigram_cross_entropy(counts, evaluation_counts, tokenizer.all_special_ids)
+    return Blocks(train, evaluation, unigram_loss, counts, description)
+
+
+def spread(blocks: Dataset, count: int | None) -> Dataset:
+    """At most `count` blocks, taken evenly from the first to the last."""
+    if count is None or len(blocks) <= count:
+        return blocks
+    return blocks.select(np.arange(count) * len(blocks) // count)
+
+
+def _count_of(used: Dataset, available: Dataset) -> str:
+    return f"{len(used):,}" if len(used) == len(available) else f"{len(used):,} of {len(available):,}"
 
 
 def select_full_blocks(blocks: Dataset, length: int) -> Dataset:

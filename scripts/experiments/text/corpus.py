@@ -1,9 +1,10 @@
 """Text for pretraining: data sets of the Hub, local files, or the documentation of this Python installation.
 
 `load_corpus` turns the flags of `CorpusArguments` into `TextSource`s, which can be read again and again. Nothing is
-tokenized here, see `data.packing` for that.
+tokenized here, see `text.packing` for that.
 """
 
+import codecs
 import glob
 import hashlib
 import logging
@@ -12,10 +13,9 @@ import re
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
-from itertools import islice
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Any, Literal
 
 from datasets import (
     Dataset,
@@ -35,33 +35,17 @@ from datasets.packaged_modules.text.text import TextConfig
 from experiments.arguments import UserError
 from experiments.loading import explained_errors
 from experiments.text.documentation import documentation_versions, iter_documentation
+from experiments.text.source import Rows, Side, TextSource, Unit, digest
 
 
 logger = logging.getLogger(__name__)
 
-Rows: TypeAlias = Dataset | IterableDataset
-Side: TypeAlias = Literal["train", "validation"]
-Unit: TypeAlias = Literal["row", "blank_line"]
-
-_SIDES: tuple[Side, Side] = ("train", "validation")
-
 _FILE_TYPES = {".txt": "text", ".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet"}
 _VALIDATION_SPLITS = ("validation", "valid", "val", "dev")
-# Short ids that worked once and stand in many recipes.
-_NAMESPACED_IDS = {
-    "wikitext": "Salesforce/wikitext",
-    "bookcorpus": "rojagtap/bookcorpus",
-    "wikipedia": "wikimedia/wikipedia",
-    "openwebtext": "Skylion007/openwebtext",
-    "c4": "allenai/c4",
-    "imdb": "stanfordnlp/imdb",
-    "ag_news": "fancyzhx/ag_news",
-}
 _DATASET = re.compile(r"(?P<path>[^:@]+)(?::(?P<config>[^@]+))?(?:@(?P<revision>.+))?")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-_READ_ROWS = 1000  # rows that are decoded together
-# A text file may hold no blank line at all; so that it can still be split, longer documents are dealt out in parts.
-_SPLIT_ROWS = 64
+_STRINGS = ("string", "large_string")
+_NAMED_FILES = 3  # of a list of files, so many are named
 
 
 @dataclass
@@ -71,72 +55,79 @@ class CorpusArguments:
     datasets: list[str] | None = field(
         default=None,
         metadata={
-            "help": "Data sets, each written path[:config][@revision], where path is a Hub id (owner/name) or a local "
-            "folder, e.g. Salesforce/wikitext:wikitext-103-raw-v1. Several are mixed, also with --train_file."
+            "help": "Data sets to mix, each path[:config][@revision] with a Hub id or a local folder as path, e.g. "
+            "Salesforce/wikitext:wikitext-103-raw-v1."
         },
     )
+    dataset_name: str | None = field(
+        default=None, metadata={"help": "A single data set in place of --datasets: path or path@revision."}
+    )
+    dataset_config_name: str | None = field(default=None, metadata={"help": "The configuration of --dataset_name."})
     train_file: list[str] | None = field(
-        default=None,
-        metadata={
-            "help": "Local .txt, .json, .jsonl, .csv or .parquet files; patterns such as books/*.txt are allowed."
-        },
+        default=None, metadata={"help": "Local .txt, .json, .jsonl, .csv or .parquet files; books/*.txt is allowed."}
     )
     validation_file: list[str] | None = field(
-        default=None,
-        metadata={"help": "Local files to validate on, in place of the validation splits of the data sets."},
+        default=None, metadata={"help": "Local files to validate on in place of data sets' validation splits."}
+    )
+    encoding: str = field(
+        default="utf-8", metadata={"help": "Encoding of --train_file and --validation_file, e.g. latin-1."}
     )
     text_column: str | None = field(
-        default=None,
-        metadata={"help": "The column that holds the text; by default `text`, or the only column of strings."},
+        default=None, metadata={"help": "The column with the text; by default `text`, or the only one of strings."}
     )
     probabilities: list[float] | None = field(
         default=None,
         metadata={
-            "help": "How often to draw from each entry of --datasets, then of --train_file; any positive numbers. By "
-            "default each counts in proportion to its size."
+            "help": "How often to draw from each entry of --datasets, then of --train_file: any positive numbers; by "
+            "default in proportion to the sizes."
         },
     )
     validation_fraction: float = field(
         default=0.01,
-        metadata={
-            "help": "Share of the documents to hold out for validation if there is neither a validation split nor a "
-            "--validation_file; 0 for none."
-        },
+        metadata={"help": "Share of the documents to hold out where no text to validate on is given; 0 for none."},
     )
-    document_unit: Literal["auto", "row", "blank_line"] = field(
+    document_unit: Literal["auto", "row", "blank_line", "file"] = field(
         default="auto",
         metadata={
-            "help": "What one document is: a row, or the rows between two blank ones. auto: blank_line for text "
-            "files, row for everything else."
+            "help": "What ends a document: its row, a blank row, or its text file. auto: blank_line for text files, "
+            "row for everything else."
         },
     )
     one_document_per_block: bool = field(
         default=False, metadata={"help": "Never put two documents in one block of tokens."}
     )
     streaming: bool = field(
-        default=False,
-        metadata={"help": "Read and tokenize while training instead of preparing everything on disk first."},
+        default=False, metadata={"help": "Read and tokenize while training; nothing is prepared on disk first."}
+    )
+    preprocessing_num_workers: int | None = field(
+        default=None, metadata={"help": "Processes that tokenize what is prepared on disk."}
     )
     cache_dir: str | None = field(
         default=None,
-        metadata={"help": "Folder for prepared text and blocks; by default the cache of the datasets library."},
-    )
-    max_train_documents: int | None = field(
-        default=None, metadata={"help": "Use only this many documents of each training source."}
-    )
-    max_eval_documents: int | None = field(
-        default=None, metadata={"help": "Use only this many documents of each validation source."}
+        metadata={"help": "Folder for prepared text and blocks; by default that of the datasets library."},
     )
 
     def __post_init__(self) -> None:
+        if self.dataset_config_name and not self.dataset_name:
+            raise UserError(f"--dataset_config_name {self.dataset_config_name} is given without --dataset_name.")
+        if self.dataset_name:
+            if self.datasets:
+                raise UserError("--dataset_name and --datasets are both given; give one of them.")
+            name, at, revision = self.dataset_name.partition("@")
+            configuration = f":{self.dataset_config_name}" if self.dataset_config_name else ""
+            self.datasets = [f"{name}{configuration}{at}{revision}"]
         if self.validation_file and not (self.train_file or self.datasets):
             raise UserError("--validation_file is given without --train_file or --datasets; say what to train on.")
+        if self.document_unit == "file" and (self.datasets or not self.train_file):
+            raise UserError("--document_unit file is for text files alone; name them with --train_file.")
         if not 0 <= self.validation_fraction < 1:
             raise UserError(f"--validation_fraction is {self.validation_fraction}; it must be in [0, 1).")
-        for name in ("max_train_documents", "max_eval_documents"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UserError(f"--{name} is {value}; it must be at least 1.")
+        if self.preprocessing_num_workers is not None and self.preprocessing_num_workers < 1:
+            raise UserError(f"--preprocessing_num_workers is {self.preprocessing_num_workers}; it must be at least 1.")
+        try:
+            codecs.lookup(self.encoding)
+        except LookupError as error:
+            raise UserError(f"--encoding {self.encoding} is not known; try utf-8, latin-1 or cp1252.") from error
         self._check_probabilities()
 
     def _check_probabilities(self) -> None:
@@ -151,133 +142,12 @@ class CorpusArguments:
         if not all(0 < probability < float("inf") for probability in self.probabilities):
             raise UserError(f"--probabilities must be positive numbers, not {self.probabilities}.")
 
-
-@dataclass(frozen=True)
-class TextSource:
-    """
-    Rows of text that can be read again and again.
-
-    Iterating yields `str`. What a document is follows from `document_unit`: with `"row"` every row is one, with
-    `"blank_line"` a blank row ends one.
-
-    Args:
-        name (`str`):
-            What to call the source in messages.
-        rows (`datasets.Dataset` or `datasets.IterableDataset`):
-            The rows as loaded, with the text as their only column.
-        fingerprint (`str`):
-            Equal for equal text: a hash of the content of local files, of the revision of a Hub data set, of the
-            installed versions for the documentation, and of all that selects from it.
-        document_unit (`str`):
-            `"row"` or `"blank_line"`.
-        side (`str`, *optional*):
-            `"train"` or `"validation"` if the source is only one side of `rows`.
-        threshold (`int`, *optional*, defaults to 0):
-            Documents with a smaller hash (of 64 bits) are on the side of `"validation"`.
-        max_documents (`int`, *optional*):
-            Stop after this many documents.
-    """
-
-    name: str
-    rows: Rows
-    fingerprint: str
-    document_unit: Unit
-    side: Side | None = None
-    threshold: int = 0
-    max_documents: int | None = None
-
-    def __iter__(self) -> Iterator[str]:
-        if self.side is None and self.max_documents is None:
-            yield from self._read()
-            return
-        documents = self._documents(_SPLIT_ROWS)
-        if self.side:
-            documents = (document for document in documents if self._side_of(document) == self.side)
-        for document in islice(documents, self.max_documents):
-            yield from document
-            if self.document_unit == "blank_line":
-                yield ""
-
-    @property
-    def num_rows(self) -> int | None:
-        """About how many rows there are, for progress bars; `None` if unknown, as it is when streaming."""
-        if isinstance(self.rows, IterableDataset) or self.max_documents is not None:
-            return None
-        share = self.threshold / 2**64
-        return round(self.rows.num_rows * {None: 1.0, "train": 1 - share, "validation": share}[self.side])
-
-    @property
-    def num_bytes(self) -> int | None:
-        """About how much text there is, in bytes; `None` if unknown."""
-        if isinstance(self.rows, IterableDataset) or not self.rows.num_rows or self.num_rows is None:
-            return None
-        return self.rows.data.nbytes * self.num_rows // self.rows.num_rows
-
-    def split(self, fraction: float) -> "tuple[TextSource, TextSource]":
-        """
-        Hold out about `fraction` of the documents, chosen by their content: equal documents are on the same side, and
-        documents that are added later move no other one (unless there are too few to reach `fraction`).
-
-        Args:
-            fraction (`float`):
-                Share of the documents for validation, in (0, 1). At least one document is held out.
-
-        Returns:
-            `tuple` of two `TextSource`: training and validation.
-
-        Raises:
-            UserError: if no document is left for training.
-        """
-        threshold, lowest = int(fraction * 2**64), 2**64
-        for document in self._documents(_SPLIT_ROWS):
-            lowest = min(lowest, _document_hash(document))
-            if lowest < threshold:
-                break
-        threshold = max(threshold, lowest + 1)
-        if all(_document_hash(document) < threshold for document in self._documents(_SPLIT_ROWS)):
-            hint = ", or --document_unit row if its lines are documents" if self.document_unit == "blank_line" else ""
-            raise UserError(
-                f"{self.name} holds a single document, and none can be held out for validation; give "
-                f"--validation_file or --validation_fraction 0{hint}."
-            )
-        train, validation = (
-            replace(
-                self,
-                name=f"{self.name}, {side} part",
-                fingerprint=_digest(self.fingerprint, side, str(threshold)),
-                side=side,
-                threshold=threshold,
-            )
-            for side in _SIDES
-        )
-        return train, validation
-
-    def limit(self, max_documents: int | None) -> "TextSource":
-        """The same source up to `max_documents` documents, without a limit if `None`."""
-        if max_documents is None:
-            return self
-        fingerprint = _digest(self.fingerprint, f"first {max_documents}")
-        return replace(self, fingerprint=fingerprint, max_documents=max_documents)
-
-    def _read(self) -> Iterator[str]:
-        for batch in self.rows.iter(batch_size=_READ_ROWS):
-            (texts,) = batch.values()
-            yield from (text or "" for text in texts)  # a column may hold None
-
-    def _documents(self, max_rows: int) -> Iterator[list[str]]:
-        """Documents that hold text, each as its rows without blank ones, in parts of at most `max_rows`."""
-        document: list[str] = []
-        for text in self._read():
-            if text.strip():
-                document.append(text)
-            if document and (self.document_unit == "row" or not text.strip() or len(document) == max_rows):
-                yield document
-                document = []
-        if document:
-            yield document
-
-    def _side_of(self, document: list[str]) -> Side:
-        return "validation" if _document_hash(document) < self.threshold else "train"
+    def files(self) -> list[str]:
+        """The local files and folders that are read, as far as they are there."""
+        folders = [name.partition(":")[0] for name in self.datasets or []]
+        names = map(os.path.expanduser, [*folders, *(self.train_file or []), *(self.validation_file or [])])
+        paths = [path for name in names for path in (name, *glob.glob(name, recursive=True))]
+        return [path for path in dict.fromkeys(paths) if os.path.exists(path)]
 
 
 @dataclass(frozen=True)
@@ -286,28 +156,30 @@ class Corpus:
     The text of a pretraining run.
 
     Args:
-        train (`list[TextSource]`):
-            One source or more.
-        validation (`list[TextSource]`):
-            Empty if nothing is held out.
-        probabilities (`list[float]`, *optional*):
-            How often to draw from each source of `train`, with sum 1. By default in proportion to their sizes.
-        cache_dir (`Path`):
-            Where prepared blocks belong.
+        train (`list[TextSource]`): One source or more.
+        validation (`list[TextSource]`): Empty if nothing is held out.
+        probabilities (`list[float]`, *optional*): How often to draw from each source of `train`, with sum 1. By
+            default in proportion to their sizes.
+        cache_dir (`Path`): Where prepared blocks belong.
+        hub_datasets (`tuple[str, ...]`): Ids of the data sets of the Hub.
     """
 
     train: list[TextSource]
     validation: list[TextSource]
     probabilities: list[float] | None
     cache_dir: Path
+    hub_datasets: tuple[str, ...] = ()
 
+    @property
+    def description(self) -> str:
+        """What is trained on, without the paths of this machine: names of data sets and of files."""
+        return _describe(self.train)
 
-@dataclass(frozen=True)
-class _Loaded:
-    """One entry of the command line: sources for its splits, the validation split where it has one."""
-
-    train: TextSource
-    validation: TextSource | None = None
+    @property
+    def fingerprint(self) -> str:
+        """Equal for equal text, wherever it lies, and another one if a file of it changes."""
+        sides = ([source.fingerprint for source in sources] for sources in (self.train, self.validation))
+        return digest(*next(sides), "", *next(sides))
 
 
 def load_corpus(arguments: CorpusArguments) -> Corpus:
@@ -317,46 +189,38 @@ def load_corpus(arguments: CorpusArguments) -> Corpus:
     Validation text comes from `validation_file`, else from the validation splits of the data sets, else (if there is
     none at all) from documents that every source holds out.
 
-    Args:
-        arguments (`CorpusArguments`):
-            The parsed flags.
-
-    Returns:
-        `Corpus`: sources of text for training and validation.
-
     Raises:
         UserError: if something cannot be found, reached or read, or holds no text.
     """
     if not sys.stderr.isatty():
         disable_progress_bars()  # in a log file every step of a bar would be a line
     loaded = [_load_dataset(spec, arguments) for spec in arguments.datasets or []]
-    loaded += [_Loaded(source) for source in _load_files(arguments.train_file or [], arguments)]
-    if not loaded:
-        loaded = [_Loaded(_load_documentation(arguments))]
-    train = [entry.train for entry in loaded]
+    train = [sides["train"] for sides in loaded] + _load_files(arguments.train_file or [], arguments)
+    train = train or [_load_documentation(arguments)]
     if arguments.streaming and len(train) > 1 and arguments.probabilities is None:
         raise UserError("With --streaming the sizes of several sources are not known; give --probabilities for them.")
     if arguments.validation_file:
         validation = _load_files(arguments.validation_file, arguments)
     else:
-        validation = [entry.validation for entry in loaded if entry.validation is not None]
+        validation = [sides["validation"] for sides in loaded if "validation" in sides]
     if not validation and arguments.validation_fraction:
         splits = [source.split(arguments.validation_fraction) for source in train]
         train, validation = [first for first, _ in splits], [second for _, second in splits]
     weights = arguments.probabilities
     corpus = Corpus(
-        train=[source.limit(arguments.max_train_documents) for source in train],
-        validation=[source.limit(arguments.max_eval_documents) for source in validation],
+        train=train,
+        validation=validation,
         probabilities=[weight / sum(weights) for weight in weights] if weights else None,
         cache_dir=Path(arguments.cache_dir or HF_DATASETS_CACHE).expanduser() / "sktformer",
+        hub_datasets=tuple(path for path, *_ in map(_parse_spec, arguments.datasets or []) if not os.path.isdir(path)),
     )
-    logger.info("Training text: %s.", ", ".join(source.name for source in corpus.train))
-    logger.info("Validation text: %s.", ", ".join(source.name for source in corpus.validation) or "none")
+    logger.info("Training text: %s.", corpus.description)
+    logger.info("Validation text: %s.", _describe(validation) or "none")
     return corpus
 
 
 def _load_documentation(arguments: CorpusArguments) -> TextSource:
-    fingerprint = _digest(documentation_versions())
+    fingerprint = digest(documentation_versions())
     rows = Dataset.from_generator(
         _documentation_rows,
         features=Features({"text": Value("string")}),
@@ -375,16 +239,20 @@ def _documentation_rows() -> Iterator[dict[str, str]]:
 
 def _load_files(patterns: list[str], arguments: CorpusArguments) -> list[TextSource]:
     """With probabilities every entry is a source of its own, otherwise all files of one type are one source."""
-    groups = [[pattern] for pattern in patterns] if arguments.probabilities else [patterns]
     sources = []
-    for group in groups:
+    for group in [[pattern] for pattern in patterns] if arguments.probabilities else [patterns]:
         files = list(dict.fromkeys(file for pattern in group for file in _find_files(pattern)))
         types = list(dict.fromkeys(map(_file_type, files)))
         if len(types) > 1 and arguments.probabilities:
             raise UserError(f"{group[0]} matches files of several types; give --probabilities for one pattern a type.")
         for file_type in types:
-            name = ", ".join(group) + (f" ({file_type})" if len(types) > 1 else "")
-            sources.append(_load_group(name, file_type, [f for f in files if _file_type(f) == file_type], arguments))
+            of_type = [file for file in files if _file_type(file) == file_type]
+            try:
+                sources.append(_load_group(file_type, of_type, arguments))
+            except UserError:
+                for file in of_type if len(of_type) > 1 else []:  # to name the one that is at fault
+                    _load_group(file_type, [file], arguments)
+                raise
     return sources
 
 
@@ -403,23 +271,35 @@ def _file_type(path: str) -> str:
     return _FILE_TYPES[suffix]
 
 
-def _load_group(name: str, file_type: str, files: list[str], arguments: CorpusArguments) -> TextSource:
+def _load_group(file_type: str, files: list[str], arguments: CorpusArguments) -> TextSource:
+    """Files of one type as one source."""
+    description = _list_files(files)
+    name = files[0] if len(files) == 1 else description
+    whole_files = arguments.document_unit == "file"
+    if whole_files and file_type != "text":
+        raise UserError(f"{name}: --document_unit file is for .txt files; leave it out.")
+    encoding = None if file_type == "parquet" else arguments.encoding
+    hashes = [_hash_file(file, encoding) for file in files]
     files = [file for file in files if os.path.getsize(file)]
     if not files:
         raise UserError(f"{name} holds no text; give a file that does.")
+    options: dict[str, Any] = {"sample_by": "document"} if whole_files else {}
+    if encoding and encoding != "utf-8":
+        options["encoding"] = encoding
+    by_line = file_type == "text" and not whole_files
     patterns = [glob.escape(file) for file in files]
-    is_text = file_type == "text"
     with _explained_errors(name):
         splits = load_dataset(
             file_type,
             # Each text file is a split of its own, which shows where it ends.
-            data_files={f"file{n}": pattern for n, pattern in enumerate(patterns)} if is_text else {"train": patterns},
+            data_files={f"file{n}": pattern for n, pattern in enumerate(patterns)} if by_line else {"train": patterns},
             cache_dir=arguments.cache_dir,
             streaming=arguments.streaming,
+            **options,
         )
         rows = _join_files(list(splits.values()))
-    unit: Unit = "blank_line" if is_text else "row"
-    return _make_source(name, rows, _digest(file_type, *map(_hash_file, files)), unit, arguments)
+    content = digest(file_type, str(whole_files), *hashes)
+    return _make_source(name, rows, content, "blank_line" if by_line else "row", arguments, description)
 
 
 def _join_files(files: list[Rows]) -> Rows:
@@ -432,10 +312,24 @@ def _join_files(files: list[Rows]) -> Rows:
     return concatenate_datasets([part for file in files for part in (file, blank)][:-1])
 
 
-def _load_dataset(spec: str, arguments: CorpusArguments) -> _Loaded:
+def _list_files(files: list[str]) -> str:
+    names = [Path(file).name for file in files]
+    if len(names) == 1:
+        return names[0]
+    rest = len(names) - _NAMED_FILES
+    shown = f"{', '.join(names[:_NAMED_FILES])}, ... and {rest} more" if rest > 1 else ", ".join(names)
+    return f"{len(names)} files: {shown}"
+
+
+def _describe(sources: list[TextSource]) -> str:
+    return "; ".join(source.description or source.name for source in sources)
+
+
+def _load_dataset(spec: str, arguments: CorpusArguments) -> dict[Side, TextSource]:
+    """A source for the training split, and one for the validation split if there is one and it is wanted."""
     path, config, revision = _parse_spec(spec)
     if Path(path, "state.json").is_file():
-        return _Loaded(_load_saved_dataset(path, arguments))
+        return {"train": _load_saved_dataset(path, arguments)}
     with _explained_errors(spec):
         builder = load_dataset_builder(path, config, revision=revision, cache_dir=arguments.cache_dir)
         _check_revision(spec, revision, builder)
@@ -444,28 +338,28 @@ def _load_dataset(spec: str, arguments: CorpusArguments) -> _Loaded:
         else:
             builder.download_and_prepare()
             splits = dict(builder.as_dataset())
-    sources = {
+    return {
         side: _make_source(
             f"{spec} ({split})",
             splits[split],
             _builder_fingerprint(path, builder, split),
             "blank_line" if isinstance(builder.config, TextConfig) else "row",
             arguments,
+            f"{Path(path).name if os.path.isdir(path) else spec} ({split})",
         )
         for side, split in _select_splits(spec, list(splits)).items()
         if not (side == "validation" and arguments.validation_file)
     }
-    return _Loaded(sources["train"], sources.get("validation"))
 
 
 def _load_saved_dataset(path: str, arguments: CorpusArguments) -> TextSource:
     """Open a folder that `Dataset.save_to_disk` has written: `load_dataset` refuses those."""
     with _explained_errors(path):
         rows = load_from_disk(path)
-    fingerprint = _digest(*map(_hash_file, sorted(glob.glob(f"{glob.escape(path)}/*.arrow"))))
+    fingerprint = digest(*map(_hash_file, sorted(glob.glob(f"{glob.escape(path)}/*.arrow"))))
     if arguments.streaming:
         rows = rows.to_iterable_dataset()
-    return _make_source(path, rows, fingerprint, "row", arguments)
+    return _make_source(path, rows, fingerprint, "row", arguments, Path(path).name)
 
 
 def _parse_spec(spec: str) -> tuple[str, str | None, str | None]:
@@ -473,23 +367,15 @@ def _parse_spec(spec: str) -> tuple[str, str | None, str | None]:
         return os.path.expanduser(spec), None, None
     match = _DATASET.fullmatch(spec)
     if match is None:
-        raise UserError(f"--datasets {spec}: write path[:config][@revision], e.g. {_NAMESPACED_IDS['wikitext']}.")
+        raise UserError(f"--datasets {spec}: write path[:config][@revision], e.g. Salesforce/wikitext.")
     path = os.path.expanduser(match["path"])
     if os.path.isdir(path):
         if match["revision"]:
             raise UserError(f"{spec}: a local folder has no revisions; leave out @{match['revision']}.")
         return path, match["config"], None
     if path.count("/") != 1 or path.startswith((".", "/")):
-        raise UserError(f"{spec}: {_explain_path(path)}")
+        raise UserError(f"{spec}: there is no folder {path}, and ids of the Hub have the form owner/name; check both.")
     return path, match["config"], match["revision"]
-
-
-def _explain_path(path: str) -> str:
-    if path in _NAMESPACED_IDS:
-        return f"the Hub knows `{path}` as {_NAMESPACED_IDS[path]}; write that, or the path of a local folder."
-    if "/" not in path:
-        return f"there is no folder `{path}`, and the ids of the Hub have the form owner/name; write the owner too."
-    return f"there is no folder {path}; check the path, or give single files with --train_file."
 
 
 def _check_revision(spec: str, revision: str | None, builder: DatasetBuilder) -> None:
@@ -512,16 +398,18 @@ def _select_splits(spec: str, splits: list[str]) -> dict[Side, str]:
 def _builder_fingerprint(path: str, builder: DatasetBuilder, split: str) -> str:
     if os.path.isdir(path):
         files = sorted(builder.config.data_files[split])
-        return _digest(type(builder.config).__name__, *map(_hash_file, files))
-    return _digest(path, builder.config.name, str(builder.hash), split)
+        return digest(type(builder.config).__name__, *map(_hash_file, files))
+    return digest(path, builder.config.name, str(builder.hash), split)
 
 
-def _make_source(name: str, rows: Rows, fingerprint: str, unit: Unit, arguments: CorpusArguments) -> TextSource:
-    if arguments.document_unit != "auto":
+def _make_source(
+    name: str, rows: Rows, content: str, unit: Unit, arguments: CorpusArguments, description: str | None = None
+) -> TextSource:
+    if arguments.document_unit in ("row", "blank_line"):
         unit = arguments.document_unit
     with _explained_errors(name):
         column = _select_column(name, rows, arguments.text_column)
-        source = TextSource(name, rows.select_columns([column]), _digest(fingerprint, column, unit), unit)
+        source = TextSource(name, rows.select_columns([column]), digest(content, column, unit), unit, description)
         if not any(text.strip() for text in source):
             raise UserError(f"{name} holds no text in its column `{column}`; give text, or another --text_column.")
     return source
@@ -533,7 +421,7 @@ def _select_column(name: str, rows: Rows, wanted: str | None) -> str:
         columns, text_columns = list(row), [column for column, value in row.items() if isinstance(value, str)]
     else:
         columns = list(rows.features)
-        text_columns = [column for column in columns if _is_text(rows.features[column])]
+        text_columns = [column for column in columns if getattr(rows.features[column], "dtype", None) in _STRINGS]
     if wanted is not None:
         if wanted not in columns:
             raise UserError(f"{name} has no column `{wanted}`; its columns are {', '.join(columns)}.")
@@ -551,22 +439,19 @@ def _select_column(name: str, rows: Rows, wanted: str | None) -> str:
     return text_columns[0]
 
 
-def _is_text(feature: object) -> bool:
-    return isinstance(feature, Value) and feature.dtype in ("string", "large_string")
-
-
 def _explained_errors(name: str) -> AbstractContextManager[None]:
     return explained_errors(name, "--train_file", "write the configuration as path:config")
 
 
-def _digest(*parts: str) -> str:
-    return hashlib.blake2b("\0".join(parts).encode(), digest_size=16).hexdigest()
-
-
-def _document_hash(document: list[str]) -> int:
-    return int.from_bytes(hashlib.blake2b("\n".join(document).encode(), digest_size=8).digest())
-
-
-def _hash_file(path: str) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "blake2b").hexdigest()
+def _hash_file(path: str, encoding: str | None = None) -> str:
+    """A hash of bytes, or of text: the datasets library does not say which file it cannot decode."""
+    content = hashlib.blake2b()
+    try:
+        with open(path, mode="r" if encoding else "rb", encoding=encoding) as file:
+            while chunk := file.read(1 << 20):
+                content.update(chunk.encode() if encoding else chunk)
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not written in {encoding} ({error.reason}); name its --encoding.") from error
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}); check its permissions.") from error
+    return content.hexdigest()

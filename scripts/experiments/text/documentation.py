@@ -5,14 +5,12 @@ docstrings of the standard library and of the installed packages, read as source
 """
 
 import ast
-import gc
 import os
 import platform
 import re
 import sysconfig
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib import metadata
 from itertools import chain
 from pathlib import Path
@@ -58,8 +56,7 @@ def iter_documentation(max_characters: int = MAX_CHARACTERS) -> Iterator[str]:
     parameters and repeated paragraphs are left out. Modules that cannot be read or parsed are skipped.
 
     Args:
-        max_characters (`int`, *optional*, defaults to 9 million):
-            Stop with the document that reaches this many characters.
+        max_characters (`int`, *optional*, defaults to 9 million): Stop with the document that reaches so many.
 
     Yields:
         `str`: a document, that is one help topic or the docstrings of one module, with one paragraph a line.
@@ -113,23 +110,11 @@ def _read_docstrings(path: Path) -> list[str]:
         source = path.read_bytes()
         if b'"""' not in source:
             return []
-        with _without_garbage_collection(), warnings.catch_warnings():
+        with warnings.catch_warnings():
             warnings.simplefilter("ignore", SyntaxWarning)  # other people's invalid escape sequences
             return list(_iter_docstrings(ast.parse(source)))
     except (OSError, SyntaxError, ValueError, RecursionError):
         return []
-
-
-@contextmanager
-def _without_garbage_collection() -> Iterator[None]:
-    """A syntax tree is very many new objects and no cycle: looking for cycles takes a third of the time of parsing."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _iter_docstrings(node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[str]:

@@ -2,48 +2,58 @@
 
 import hashlib
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from datasets import Dataset
-from datasets.fingerprint import Hasher
+from datasets import Dataset, IterableDataset
 from transformers import (
     DataCollatorForLanguageModeling,
     EvalPrediction,
     PreTrainedTokenizerBase,
-    Trainer,
     TrainerCallback,
     TrainerState,
     TrainingArguments,
 )
 from transformers.trainer_utils import EvalLoopOutput
 
-from experiments.training import share_buffers
+from experiments.training import ExperimentTrainer
 
 
 IGNORE_INDEX = -100
+_MASKED_ROWS = 1000  # evaluation blocks that share a seed
 
 
+@dataclass
 class MaskingCollator(DataCollatorForLanguageModeling):
     """
     Pads examples and masks those that come without labels: 15 % of the tokens by default, of these 80 % become [MASK],
     10 % a random token, 10 % stay.
 
-    The masks of a batch depend on `seed` and the number of the batch alone ([`MaskNumbering`] keeps count), so that a
-    run that is cut short and resumed sees the masks that it would have seen. (Not so a stream: the batches that are
-    skipped on resuming are collated once more and count twice.)
+    The masks of a batch depend on `seed` and the number of the batch in the run alone, counted over all processes
+    ([`MaskNumbering`] says where an epoch begins). So a run that is cut short and resumed sees the masks that it would
+    have seen, and two processes those that one process sees which accumulates the gradients of two batches.
 
     Examples that carry labels, as evaluation blocks do ([`mask_once`]), are only padded. A mask that keeps every token
     is left out, so that architectures that take inputs of one length alone can be trained too.
+
+    Args:
+        process_index, num_processes (`int`):
+            Which of how many processes this one is: it gets the batches `process_index`, `process_index +
+            num_processes`, and so on.
     """
+
+    process_index: int = 0
+    num_processes: int = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.start_at(0)
 
     def start_at(self, batch_number: int) -> None:
-        """Say how many batches of the run come before the next one."""
+        """Say how many batches of this process come before the next one."""
         self._first, self._drawn = batch_number, 0
 
     def torch_call(self, examples: list[Any]) -> dict[str, torch.Tensor]:
@@ -64,7 +74,7 @@ class MaskingCollator(DataCollatorForLanguageModeling):
         # Workers of a data loader take batches in turn and count their own.
         worker = torch.utils.data.get_worker_info()
         index, workers = (0, 1) if worker is None else (worker.id, worker.num_workers)
-        number = self._first + self._drawn * workers + index
+        number = (self._first + self._drawn * workers + index) * self.num_processes + self.process_index
         self._drawn += 1
         return int.from_bytes(hashlib.sha256(f"{self.seed}/{number}".encode()).digest()[:7], "big")
 
@@ -74,9 +84,18 @@ class MaskNumbering(TrainerCallback):
 
     def __init__(self, collator: MaskingCollator):
         self.collator = collator
+        self._begins = True
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        self._begins = True
 
     def on_epoch_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        self.collator.start_at(state.global_step * args.gradient_accumulation_steps)
+        text = getattr(kwargs.get("train_dataloader"), "dataset", None)
+        is_stream = isinstance(text, (IterableDataset, torch.utils.data.IterableDataset))
+        # The batches of a stream that a resumed run skips are collated once more, and count.
+        steps = 0 if is_stream and self._begins else state.global_step
+        self.collator.start_at(steps * args.gradient_accumulation_steps)
+        self._begins = False
 
 
 def mask_once(blocks: Dataset, tokenizer: PreTrainedTokenizerBase, mlm_probability: float, seed: int) -> Dataset:
@@ -94,19 +113,25 @@ def mask_once(blocks: Dataset, tokenizer: PreTrainedTokenizerBase, mlm_probabili
     Returns:
         `Dataset`: `input_ids` with masks and `labels`, cached beside the blocks.
     """
-    collator = MaskingCollator(tokenizer=tokenizer, mlm_probability=mlm_probability, seed=seed)
-
-    def mask(rows: Mapping[str, list]) -> dict[str, list[list[int]]]:
-        batch = collator([{"input_ids": ids} for ids in rows["input_ids"]])
-        return {
-            name: [row[: len(ids)] for row, ids in zip(batch[name].tolist(), rows["input_ids"], strict=True)]
-            for name in ("input_ids", "labels")
-        }
-
-    fingerprint = Hasher.hash((blocks._fingerprint, len(tokenizer), tokenizer.mask_token_id, mlm_probability, seed))
     return blocks.map(
-        mask, batched=True, remove_columns=blocks.column_names, new_fingerprint=fingerprint, desc="Masking evaluation"
+        _mask_rows,
+        with_indices=True,
+        batched=True,
+        batch_size=_MASKED_ROWS,
+        remove_columns=blocks.column_names,
+        fn_kwargs={"tokenizer": tokenizer, "mlm_probability": mlm_probability, "seed": seed},
+        desc="Masking evaluation",
     )
+
+
+def _mask_rows(rows: Mapping[str, list], indices: list[int], **options: Any) -> dict[str, list[list[int]]]:
+    collator = MaskingCollator(**options)
+    collator.start_at(indices[0] // _MASKED_ROWS)
+    batch = collator([{"input_ids": ids} for ids in rows["input_ids"]])
+    return {
+        name: [row[: len(ids)] for row, ids in zip(batch[name].tolist(), rows["input_ids"], strict=True)]
+        for name in ("input_ids", "labels")
+    }
 
 
 def sum_token_losses(logits: torch.Tensor | tuple, labels: torch.Tensor) -> torch.Tensor:
@@ -114,22 +139,39 @@ def sum_token_losses(logits: torch.Tensor | tuple, labels: torch.Tensor) -> torc
     Reduce a batch's logits to what the metrics need, so that no logits are ever gathered.
 
     Args:
-        logits (`torch.Tensor` of shape `(batch_size, sequence_length, vocab_size)`, or a tuple that begins with it).
+        logits (`torch.Tensor`, or a tuple that begins with it): See [`predicted_logits`].
         labels (`torch.LongTensor` of shape `(batch_size, sequence_length)`).
 
     Returns:
         `torch.Tensor` of shape `(batch_size, 3)`: each sequence's summed loss in nats, correct predictions and number
         of predicted tokens.
     """
-    scores = logits[0] if isinstance(logits, tuple) else logits
+    rows = predicted_logits(logits, labels)
     predicted = labels != IGNORE_INDEX
-    rows = scores[predicted].float()
     targets = labels[predicted]
     losses = torch.nn.functional.cross_entropy(rows, targets, reduction="none")
-    sums = scores.new_zeros(labels.shape[0], 3, dtype=torch.float32)
-    sequence = predicted.nonzero()[:, 0]
+    sums = rows.new_zeros(labels.shape[0], 3)
     values = torch.stack([losses, (rows.argmax(dim=-1) == targets).float(), torch.ones_like(losses)], dim=-1)
-    return sums.index_add_(0, sequence, values)
+    return sums.index_add_(0, predicted.nonzero()[:, 0], values)
+
+
+def predicted_logits(logits: torch.Tensor | tuple, labels: torch.Tensor) -> torch.Tensor:
+    """
+    The logits at the labelled places, as float32 of shape `(num_labelled, vocab_size)`.
+
+    Args:
+        logits (`torch.Tensor` of shape `(batch_size, sequence_length, vocab_size)`, or a tuple that begins with it):
+            Some heads give the labelled places alone: `(num_labelled, vocab_size)`.
+        labels (`torch.LongTensor` of shape `(batch_size, sequence_length)`).
+    """
+    scores = logits[0] if isinstance(logits, tuple) else logits
+    return (scores if scores.dim() == 2 else scores[labels != IGNORE_INDEX]).float()
+
+
+def _best_tokens(logits: torch.Tensor | tuple, labels: torch.Tensor, top_k: int) -> torch.Tensor:
+    """Ids and probabilities of the likeliest tokens, `(batch_size, 2, top_k)`, where a row has one labelled place."""
+    best = predicted_logits(logits, labels).softmax(dim=-1).topk(top_k)
+    return torch.stack([best.indices.double(), best.values.double()], dim=1)
 
 
 def token_metrics(prediction: EvalPrediction) -> dict[str, float]:
@@ -144,7 +186,7 @@ def token_metrics(prediction: EvalPrediction) -> dict[str, float]:
     }
 
 
-class MaskedLMTrainer(Trainer):
+class MaskedLMTrainer(ExperimentTrainer):
     """
     A Trainer whose `eval_loss` is the mean over all predicted tokens, of one model on all processes.
 
@@ -156,9 +198,26 @@ class MaskedLMTrainer(Trainer):
         super().__init__(compute_metrics=token_metrics, preprocess_logits_for_metrics=sum_token_losses, **kwargs)
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
-        share_buffers(self)
         output = super().evaluation_loop(*args, **kwargs)
         metrics = output.metrics or {}
         for name in [name for name in metrics if name.endswith("_token_loss")]:
             metrics[name.replace("_token_loss", "_loss")] = metrics.pop(name)
         return output
+
+    def predict_masked(self, dataset: Dataset, top_k: int = 5) -> np.ndarray:
+        """
+        What the model puts into the place of masked words; to be called on all processes.
+
+        Args:
+            dataset (`Dataset`): Rows of one length with `input_ids` and `labels`, one labelled place in each.
+            top_k (`int`): How many tokens to give.
+
+        Returns:
+            `np.ndarray` of shape `(num_rows, 2, top_k)`: ids and probabilities, the likeliest first.
+        """
+        kept = self.compute_metrics, self.preprocess_logits_for_metrics
+        self.compute_metrics, self.preprocess_logits_for_metrics = None, partial(_best_tokens, top_k=top_k)
+        try:
+            return np.asarray(self.predict(dataset).predictions)
+        finally:
+            self.compute_metrics, self.preprocess_logits_for_metrics = kept

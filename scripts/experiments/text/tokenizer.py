@@ -16,7 +16,7 @@ from tqdm.auto import tqdm
 from transformers import BertTokenizer
 
 from experiments.arguments import UserError
-from experiments.text.corpus import TextSource
+from experiments.text.source import TextSource
 
 
 logger = logging.getLogger(__name__)
@@ -32,7 +32,6 @@ def train_wordpiece(
     texts: Iterable[str],
     vocab_size: int,
     lowercase: bool = True,
-    max_characters: int = MAX_CHARACTERS,
     min_frequency: int = 2,
     model_max_length: int | None = None,
 ) -> BertTokenizer:
@@ -40,21 +39,15 @@ def train_wordpiece(
     Train a WordPiece vocabulary; equal texts give equal vocabularies.
 
     The special tokens come first, in BERT's order. The alphabet is every printable ASCII character and the commonest
-    other characters of the texts, a thousand in all.
+    other characters of the texts, a thousand in all. (`train_new_from_iterator` of transformers would give another
+    vocabulary in each process: it cannot list the letters inside of words, see below.)
 
     Args:
-        texts (iterable of `str`):
-            The corpus. It is read once.
-        vocab_size (`int`):
-            Number of tokens, special tokens included. The vocabulary is smaller if the texts are too small for it.
-        lowercase (`bool`, *optional*, defaults to `True`):
-            Make the text lower case and strip its accents, when training and ever after.
-        max_characters (`int`, *optional*, defaults to 100 million):
-            Read no further than this. What is read is held in memory. See [`sample_texts`] for an even sample.
-        min_frequency (`int`, *optional*, defaults to 2):
-            How often a token must occur to be made out of its parts.
-        model_max_length (`int`, *optional*):
-            Tokens that the model takes.
+        texts (iterable of `str`): The corpus, which is held in memory; see [`sample_texts`].
+        vocab_size (`int`): Number of tokens, special tokens included. There are fewer if the texts are too small.
+        lowercase (`bool`, *optional*, defaults to `True`): Make the text lower case and strip its accents.
+        min_frequency (`int`, *optional*, defaults to 2): How often a token must occur to be made out of its parts.
+        model_max_length (`int`, *optional*): Tokens that the model takes.
 
     Returns:
         `transformers.BertTokenizer`.
@@ -66,7 +59,7 @@ def train_wordpiece(
     max_alphabet = min(_MAX_ALPHABET, (vocab_size - len(SPECIAL_TOKENS)) // 2)
     if max_alphabet < 1:
         raise ValueError(f"`vocab_size` is {vocab_size}; it must be at least {len(SPECIAL_TOKENS) + 2}.")
-    sample = list(_limit_characters(tqdm(texts, desc="Reading", unit=" rows", disable=None), max_characters))
+    sample = list(tqdm(texts, desc="Reading", unit=" rows", disable=None))
     if not any(text.strip() for text in sample):
         raise ValueError("`texts` hold no text to train a tokenizer on.")
     backend = BertTokenizer(do_lower_case=lowercase).backend_tokenizer
@@ -99,25 +92,19 @@ def sample_texts(
     Draw about `max_characters` of text from a corpus, or all of it if it is smaller.
 
     Args:
-        sources (sequence of `TextSource`):
-            What to read. Of a source whose size is known, rows are taken evenly from its beginning to its end; of
-            another one the first are taken.
-        max_characters (`int`, *optional*, defaults to 100 million):
-            The most to draw.
-        probabilities (sequence of `float`, *optional*):
-            Share of each source, with sum 1. By default the shares are in proportion to the sizes, or equal if a size
-            is not known.
+        sources (sequence of `TextSource`): What to read. Of a source whose size is known, rows are taken evenly from
+            its beginning to its end; of another one the first are taken.
+        max_characters (`int`, *optional*, defaults to 100 million): The most to draw.
+        probabilities (sequence of `float`, *optional*): Share of each source, with sum 1. By default in proportion to
+            the sizes, or equal if a size is not known.
 
     Yields:
         `str`: rows in their order.
     """
     sizes = [source.num_bytes for source in sources]
-    known_sizes = [size for size in sizes if size is not None]
     if probabilities is None:
-        is_known = len(known_sizes) == len(sizes) and sum(known_sizes) > 0
-        probabilities = (
-            [size / sum(known_sizes) for size in known_sizes] if is_known else [1 / len(sizes) for _ in sizes]
-        )
+        weights = [size or 0 for size in sizes] if all(sizes) else [1] * len(sizes)
+        probabilities = [weight / sum(weights) for weight in weights]
     for source, size, share in zip(sources, sizes, probabilities, strict=True):
         budget = round(max_characters * share)
         yield from _limit_characters(_thin(source, budget / size) if size else source, budget)
@@ -128,12 +115,10 @@ def save_tokenizer(tokenizer: BertTokenizer, output_dir: str | Path, overwrite: 
     Write a tokenizer so that its folder holds all of it or nothing.
 
     Args:
-        tokenizer (`BertTokenizer`):
-            What to save.
-        output_dir (`str` or `Path`):
-            The folder to make.
-        overwrite (`bool`, *optional*, defaults to `False`):
-            Replace the files of a tokenizer that is there; other files are left alone.
+        tokenizer (`BertTokenizer`): What to save.
+        output_dir (`str` or `Path`): The folder to make.
+        overwrite (`bool`, *optional*, defaults to `False`): Replace the files of a tokenizer that is there; other
+            files are left alone.
 
     Raises:
         UserError: if the folder holds files, or cannot be written.

@@ -1,0 +1,149 @@
+"""A source of text: rows that can be read again and again, what a document is in them, and which are held out."""
+
+import hashlib
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import Literal, TypeAlias
+
+from datasets import Dataset, IterableDataset
+
+from experiments.arguments import UserError
+
+
+logger = logging.getLogger(__name__)
+
+Rows: TypeAlias = Dataset | IterableDataset
+Side: TypeAlias = Literal["train", "validation"]
+Unit: TypeAlias = Literal["row", "blank_line"]
+
+_SIDES: tuple[Side, Side] = ("train", "validation")
+_READ_ROWS = 100  # rows that are decoded together; a row may be a whole book
+# A text file may hold no blank line at all; so that it can still be split, longer documents are dealt out in parts.
+_SPLIT_ROWS = 64
+
+
+@dataclass(frozen=True)
+class TextSource:
+    """
+    Rows of text that can be read again and again.
+
+    Iterating yields `str`. What a document is follows from `document_unit`: with `"row"` every row is one, with
+    `"blank_line"` a blank row ends one.
+
+    Args:
+        name (`str`): What to call the source in errors: a path, a data set.
+        rows (`datasets.Dataset` or `datasets.IterableDataset`): As loaded, with the text as their only column.
+        fingerprint (`str`): Equal for equal text: a hash of the content of local files, of the revision of a Hub data
+            set, of the installed versions for the documentation, and of all that selects from it.
+        document_unit (`str`): `"row"` or `"blank_line"`.
+        description (`str`, *optional*): What to call the source elsewhere, without paths; by default `name`.
+        side (`str`, *optional*): `"train"` or `"validation"` if the source is only one side of `rows`.
+        threshold (`int`): Documents with a smaller hash (of 64 bits) are on the side of `"validation"`.
+    """
+
+    name: str
+    rows: Rows
+    fingerprint: str
+    document_unit: Unit
+    description: str | None = None
+    side: Side | None = None
+    threshold: int = 0
+
+    def __iter__(self) -> Iterator[str]:
+        if self.side is None:
+            yield from self._read()
+            return
+        for document in self._documents():
+            if self.side == ("validation" if _document_hash(document) < self.threshold else "train"):
+                yield from document
+                if self.document_unit == "blank_line":
+                    yield ""
+
+    @property
+    def num_bytes(self) -> int | None:
+        """About how much text there is, in bytes; `None` if unknown, as it is when streaming."""
+        if isinstance(self.rows, IterableDataset) or not self.rows.num_rows:
+            return None
+        held_out = self.threshold / 2**64
+        num_rows = round(self.rows.num_rows * {None: 1.0, "train": 1 - held_out, "validation": held_out}[self.side])
+        return self.rows.data.nbytes * num_rows // self.rows.num_rows
+
+    def split(self, fraction: float) -> "tuple[TextSource, TextSource]":
+        """
+        Hold out about `fraction` of the documents, chosen by their content: equal documents are on the same side, and
+        documents that are added later move no other one (unless there are too few to reach `fraction`).
+
+        Of a text that is one document the end is held out.
+
+        Args:
+            fraction (`float`): Share for validation, in (0, 1). At least one document is held out.
+
+        Returns:
+            `tuple` of two `TextSource`: training and validation.
+
+        Raises:
+            UserError: if the text is a single word.
+        """
+        threshold, lowest = int(fraction * 2**64), 2**64
+        for document in self._documents():
+            lowest = min(lowest, _document_hash(document))
+            if lowest < threshold:
+                break
+        threshold = max(threshold, lowest + 1)
+        if all(_document_hash(document) < threshold for document in self._documents()):
+            return self._split_inside(fraction)
+        train, validation = (
+            replace(self, fingerprint=digest(self.fingerprint, side, str(threshold)), side=side, threshold=threshold)
+            for side in _SIDES
+        )
+        return train, validation
+
+    def _split_inside(self, fraction: float) -> "tuple[TextSource, TextSource]":
+        """Hold out the end of the text, about `fraction` of its characters, from the beginning of a word on."""
+        rows = list(self._read())
+        ends = list(accumulate(map(len, rows)))
+        place = ends[-1] - max(1, round(fraction * ends[-1]))
+        number = next(number for number, end in enumerate(ends) if end > place)
+        row, cut = rows[number], place - ends[number] + len(rows[number])
+        while cut and not row[cut - 1].isspace():
+            cut -= 1
+        parts = {"train": [*rows[:number], row[:cut]], "validation": [row[cut:], *rows[number + 1 :]]}
+        if not all(any(text.strip() for text in part) for part in parts.values()):
+            raise UserError(f"{self.name} holds a single word; give more text.")
+        held_out = sum(map(len, parts["validation"]))
+        logger.info("%s is one document: its last %s characters are held out for validation.", self.name, held_out)
+        train, validation = (
+            replace(
+                self, rows=Dataset.from_dict({"text": part}), fingerprint=digest(self.fingerprint, side, f"{place}")
+            )
+            for side, part in parts.items()
+        )
+        return train, validation
+
+    def _read(self) -> Iterator[str]:
+        for batch in self.rows.iter(batch_size=_READ_ROWS):
+            (texts,) = batch.values()
+            yield from (text or "" for text in texts)  # a column may hold None
+
+    def _documents(self) -> Iterator[list[str]]:
+        """Documents that hold text, each as its rows without blank ones, in parts of at most `_SPLIT_ROWS`."""
+        document: list[str] = []
+        for text in self._read():
+            if text.strip():
+                document.append(text)
+            if document and (self.document_unit == "row" or not text.strip() or len(document) == _SPLIT_ROWS):
+                yield document
+                document = []
+        if document:
+            yield document
+
+
+def digest(*parts: str) -> str:
+    """A hash of strings, in 32 characters."""
+    return hashlib.blake2b("\0".join(parts).encode(), digest_size=16).hexdigest()
+
+
+def _document_hash(document: list[str]) -> int:
+    return int.from_bytes(hashlib.blake2b("\n".join(document).encode(), digest_size=8).digest())

@@ -1,0 +1,101 @@
+"""What a run reads: its tokenizer, and as many blocks as are asked for."""
+
+import pytest
+from datasets import Dataset
+
+from experiments.arguments import UserError, parse_args
+from experiments.text import blocks as blocks_module
+from experiments.text.blocks import Blocks, MaskedLMArguments, load_blocks, spread, train_tokenizer_once
+from experiments.text.corpus import CorpusArguments, load_corpus
+from support.texts import make_texts, make_tokenizer, write
+
+
+def load(tmp_path, mlm: MaskedLMArguments, model_type: str = "sktformer", **flags) -> Blocks:
+    texts = make_texts(120)
+    path = write(tmp_path / "train.txt", "\n\n".join(texts))
+    validation = write(tmp_path / "validation.txt", "\n\n".join(texts[:60]))
+    flags = {"train_file": [path], "validation_file": [validation], "cache_dir": str(tmp_path / "cache")} | flags
+    arguments = CorpusArguments(**flags)
+    return load_blocks(load_corpus(arguments), make_tokenizer(), model_type, arguments, mlm, 0, 1)
+
+
+def test_the_whole_text_is_used_where_it_is_small(tmp_path):
+    blocks = load(tmp_path, MaskedLMArguments(max_seq_length=32))
+    tokens = sum(map(len, blocks.train["input_ids"])), sum(map(len, blocks.evaluation["input_ids"]))
+    assert not blocks.is_stream
+    assert blocks.token_counts.sum() == tokens[0]
+    assert blocks.description == (
+        f"{len(blocks.train)} blocks with {tokens[0]:,} tokens, "
+        f"evaluated on {len(blocks.evaluation)} blocks with {tokens[1]:,} tokens"
+    )
+
+
+def test_evaluation_is_bounded_by_default_and_spread_over_the_text(tmp_path, monkeypatch):
+    whole = load(tmp_path, MaskedLMArguments(max_seq_length=32))
+    monkeypatch.setattr(blocks_module, "EVALUATION_TOKENS", 10 * 32 + 5)
+    blocks = load(tmp_path, MaskedLMArguments(max_seq_length=32))
+    available = len(whole.evaluation)
+    expected = [whole.evaluation[place * available // 10]["input_ids"] for place in range(10)]
+    assert blocks.evaluation["input_ids"][:] == expected
+    assert f"evaluated on 10 of {available} blocks with 320 tokens (--max_eval_samples sets how many)" in (
+        blocks.description
+    )
+    assert blocks.train["input_ids"][:] == whole.train["input_ids"][:]
+
+
+def test_numbers_of_blocks_are_those_asked_for(tmp_path):
+    blocks = load(tmp_path, MaskedLMArguments(max_seq_length=32, max_train_samples=7, max_eval_samples=3))
+    assert len(blocks.train) == 7
+    assert len(blocks.evaluation) == 3
+    assert blocks.description.startswith("7 of ")
+    assert "evaluated on 3 of " in blocks.description
+    more = load(tmp_path, MaskedLMArguments(max_seq_length=32, max_train_samples=10**6, max_eval_samples=10**6))
+    assert " of " not in more.description
+
+
+@pytest.mark.parametrize("processes", [None, 2])
+def test_streams_are_bounded_too(tmp_path, processes):
+    mlm = MaskedLMArguments(max_seq_length=32, max_train_samples=7, max_eval_samples=3)
+    blocks = load(tmp_path, mlm, streaming=True, preprocessing_num_workers=processes)
+    whole = load(tmp_path, MaskedLMArguments(max_seq_length=32))
+    assert blocks.is_stream
+    trained = sorted(block["input_ids"] for block in blocks.train)
+    assert trained == sorted(whole.train["input_ids"][:7])
+    assert blocks.evaluation["input_ids"][:] == whole.evaluation["input_ids"][:3]
+    assert blocks.description.startswith("a stream, evaluated on 3 blocks")
+
+
+def test_some_architectures_get_full_blocks_alone(tmp_path):
+    blocks = load(tmp_path, MaskedLMArguments(max_seq_length=32), "nystromformer", one_document_per_block=True)
+    assert {len(block) for part in (blocks.train, blocks.evaluation) for block in part["input_ids"]} == {32}
+
+
+def test_text_that_fills_no_block_is_explained(tmp_path):
+    mlm = MaskedLMArguments(max_seq_length=5000, full_blocks_only=True)
+    with pytest.raises(UserError, match=r"evaluation text does not fill one block of 5000 .*--validation_fraction"):
+        load(tmp_path, mlm)
+    with pytest.raises(UserError, match="no text to evaluate on"):
+        load(tmp_path, mlm, validation_file=None, validation_fraction=0)
+
+
+def test_blocks_are_spread_evenly():
+    blocks = Dataset.from_dict({"n": list(range(10))})
+    assert spread(blocks, 4)["n"][:] == [0, 2, 5, 7]
+    assert spread(blocks, 10) is spread(blocks, None) is blocks
+
+
+def test_a_tokenizer_is_trained_once(tmp_path, monkeypatch):
+    arguments = CorpusArguments(
+        train_file=[write(tmp_path / "train.txt", "\n\n".join(make_texts(50)))], cache_dir=str(tmp_path / "cache")
+    )
+    corpus, mlm = load_corpus(arguments), MaskedLMArguments(vocab_size=150, max_seq_length=24)
+    first = train_tokenizer_once(tmp_path / "tokenizer", corpus, mlm)
+    assert first.model_max_length == 24
+    monkeypatch.setattr(blocks_module, "train_wordpiece", lambda *_, **__: pytest.fail("trained again"))
+    assert train_tokenizer_once(tmp_path / "tokenizer", corpus, mlm).get_vocab() == first.get_vocab()
+
+
+@pytest.mark.parametrize("name", ["max_train_samples", "max_eval_samples", "mlm_probability", "max_seq_length"])
+def test_impossible_values_are_refused(name):
+    with pytest.raises(UserError, match=f"--{name}"):
+        parse_args([MaskedLMArguments], [f"--{name}", "0"])
