@@ -79,7 +79,8 @@ def main() -> None:
     corpus = load_corpus(corpus_arguments)
     named = mlm_arguments.tokenizer_name or model_arguments.model_name_or_path
     if named:
-        tokenizer = load_tokenizer(named, model_arguments.trust_remote_code, MASKED_LM_TOKENS)
+        revision = "main" if mlm_arguments.tokenizer_name else model_arguments.model_revision
+        tokenizer = load_tokenizer(named, model_arguments.trust_remote_code, MASKED_LM_TOKENS, revision)
         model = build_masked_lm(model_arguments, tokenizer, mlm_arguments.max_seq_length, training.seed)
     else:
         build_config(model_arguments, mlm_arguments.vocab_size, mlm_arguments.max_seq_length, 0, training.seed)
