@@ -1,45 +1,47 @@
-"""Tables of runs: every line of a file with every seed, one after another, resumed where it was left."""
+"""Tables of runs: every line of a file a row, every run a child process, resumed where it was left."""
 
+import hashlib
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from tqdm import tqdm
 
-from experiments.arguments import UserError
+from experiments.arguments import ROOT, UserError
+from experiments.run_folder import METRICS_FILE
 
 
 @dataclass(frozen=True)
 class Run:
-    """
-    One run of a script.
+    """One run of a script that takes `--output_dir`, resumes what was cut short, and leaves finished runs alone."""
 
-    Args:
-        name (`str`): The row of the table that it belongs to.
-        arguments (`tuple` of `str`): What it is started with.
-        folder (`Path`): Where its output goes.
-    """
-
-    name: str
+    script: str  # a name below scripts, or a path
     arguments: tuple[str, ...]
-    folder: Path
+    folder: Path  # of its output; what it prints goes to a log of the same name beside it
+    file: str = METRICS_FILE  # in the folder, left by a finished run
+
+    @property
+    def result(self) -> Path:
+        return self.folder / self.file
+
+    @property
+    def log(self) -> Path:
+        return self.folder.with_name(f"{self.folder.name}.log")
+
+    @property
+    def mark(self) -> str:
+        """What the log of a finished run ends with: a digest of its arguments and of when files they name changed."""
+        state = [self.arguments, [Path(path).stat().st_mtime_ns for path in self.arguments if Path(path).exists()]]
+        return hashlib.sha256(repr(state).encode()).hexdigest()[:16]
 
 
-def read_runs(path: str | Path, seeds: Sequence[int], output_dir: str | Path) -> list[Run]:
+def read_runs(path: str | Path) -> dict[str, tuple[str, ...]]:
     """
-    Read a file of runs: one line of arguments each, `#` begins a comment; every line has a `--run_name`.
-
-    Args:
-        path (`str` or `Path`): The file.
-        seeds (sequence of `int`): Seeds to run each line with.
-        output_dir (`str` or `Path`): Folder of all runs; each gets `NAME-SEED` in it.
-
-    Returns:
-        `list` of [`Run`]: all lines with the first seed, then all with the second, so that a table that is cut short
-        has whole columns.
+    The arguments of the lines of a file by their `--run_name`, without comments, which begin with `#`.
 
     Raises:
         UserError: if the file cannot be read or a line has no name or the name of another.
@@ -51,56 +53,63 @@ def read_runs(path: str | Path, seeds: Sequence[int], output_dir: str | Path) ->
     named: dict[str, tuple[str, ...]] = {}
     for number, line in enumerate(lines, start=1):
         arguments = shlex.split(line, comments=True)
-        if not arguments:
-            continue
         name = arguments[arguments.index("--run_name") + 1] if "--run_name" in arguments[:-1] else None
-        if name is None or name in named:
+        if arguments and (name is None or name in named):
             raise UserError(f"{path}, line {number}: every run needs a --run_name of its own.")
-        named[name] = tuple(arguments)
+        if name is not None:
+            named[name] = tuple(arguments)
     if not named:
         raise UserError(f"{path} names no run.")
-    return [
-        Run(name, (*arguments, "--seed", str(seed)), Path(output_dir) / f"{name}-{seed}")
-        for seed in seeds
-        for name, arguments in named.items()
-    ]
+    return named
 
 
-def execute_runs(
-    script: Path,
-    runs: Sequence[Run],
-    shared_arguments: Sequence[str],
-    finished_file: str,
-    check: Callable[[Run, list[str]], None] = lambda run, arguments: None,
-) -> None:
+def choose_launcher(launcher: str | None) -> list[str]:
+    """What starts a run: plain Python on one device; on several it would multiply the batch by their number."""
+    several = torch.accelerator.is_available() and torch.accelerator.device_count() > 1
+    default = [sys.executable, *(["-m", "accelerate.commands.launch"] if several else [])]
+    return default if launcher is None else shlex.split(launcher)
+
+
+def execute_runs(runs: Sequence[Run], launcher: Sequence[str], title: str, tolerated: str | None = None) -> None:
     """
-    Run a script once for each run that is not finished.
+    Start every run that is not finished, one after another; one that fails with the words `tolerated` has no result.
 
-    What a run prints goes to a log of its name beside its folder.
-
-    Args:
-        script (`Path`): The script; it has to take `--output_dir`, and to resume what was cut short.
-        runs (sequence of [`Run`]): The runs.
-        shared_arguments (sequence of `str`): Arguments before those of the run.
-        finished_file (`str`): A run whose folder holds this file is finished.
-        check (callable, *optional*): Called with each finished run and the arguments it would be started with; raises
-            a `UserError` if it was started with others.
+    A run whose log has the mark of these very arguments is passed over. Any other script is started, and knows itself
+    whether its folder holds this run, cut short or finished, or another one.
 
     Raises:
         UserError: if a run fails; it names the log.
     """
-    for run in runs:
-        if (run.folder / finished_file).is_file():
-            check(run, [*shared_arguments, *run.arguments])
-    waiting = [run for run in runs if not (run.folder / finished_file).is_file()]
-    bar = tqdm(waiting, desc="Runs", unit="run", initial=len(runs) - len(waiting), total=len(runs))
-    for run in bar:
-        bar.set_postfix_str(run.folder.name)
-        run.folder.parent.mkdir(parents=True, exist_ok=True)
-        log = run.folder.with_name(f"{run.folder.name}.log")
-        command = [sys.executable, str(script), *shared_arguments, *run.arguments, "--output_dir", str(run.folder)]
-        with log.open("w", encoding="utf-8") as output:
-            result = subprocess.run(command, stdout=output, stderr=subprocess.STDOUT, check=False)
-        if result.returncode:
-            last = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
-            raise UserError(f"The run {run.folder.name} failed ({' '.join(last)}); all of its output is in {log}.")
+    waiting = [run for run in runs if not _is_done(run, tolerated)]
+    done = len(runs) - len(waiting)
+    with tqdm(waiting, title, initial=done, total=len(runs), unit="run", disable=None) as bar:
+        for number, run in enumerate(bar, start=done + 1):
+            bar.set_postfix_str(run.folder.name)
+            if bar.disable:  # without a terminal a line for each run
+                print(f"{title}: {run.folder.name} ({number} of {len(runs)})", flush=True)
+            _execute(run, launcher, tolerated)
+
+
+def _execute(run: Run, launcher: Sequence[str], tolerated: str | None) -> None:
+    command = [*launcher, str(ROOT / "scripts" / run.script), *run.arguments, "--output_dir", str(run.folder)]
+    run.folder.parent.mkdir(parents=True, exist_ok=True)
+    with run.log.open("ab") as log:
+        log.write(f"{shlex.join(command)}\n".encode())
+        log.flush()
+        begin = log.tell()
+        status = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, check=False).returncode
+        output = run.log.read_bytes()[begin:].decode("utf-8", errors="replace")
+        passed = tolerated is not None and tolerated in output
+        if not passed and (status or not run.result.is_file()):
+            lines = [line for line in output.split("\n") if line.strip()] or ["without a word"]
+            # Launchers print a traceback of their own behind the script's line.
+            reason = ([line for line in lines if ": error: " in line] or lines)[-1].strip()
+            raise UserError(f"The run {run.folder.name} failed ({reason}); all of its output is in {run.log}.")
+        log.write(f"{'passed over' if passed else 'finished'} {run.mark}\n".encode())
+
+
+def _is_done(run: Run, tolerated: str | None) -> bool:
+    if not run.log.is_file() or not (run.result.is_file() or tolerated):
+        return False
+    end = run.log.read_bytes()[-100:].decode("utf-8", errors="replace")
+    return end.endswith(f"{'finished' if run.result.is_file() else 'passed over'} {run.mark}\n")

@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 import torch
 
+import analyze
 import benchmark
-import compare_glue
-import compare_pretraining
-import measure_fine_tuning
-import measure_lengthening
-import measure_scaling
 import pretrain_mlm
+import reproduce
+import run_classification
 import run_glue
 import train_tokenizer
+from experiments.analyses import lengthening
 from experiments.arguments import parse_args
+from experiments.comparisons.tables import TABLES
 from experiments.models import ModelArguments
 from experiments.text.corpus import CorpusArguments
 from modeling_sktformer import SKTformerConfig, SKTformerForMaskedLM, available_presets, load_preset
@@ -38,13 +38,11 @@ SCRIPTS: dict[str, list[type]] = {
         pretrain_mlm.PretrainingArguments,
     ],
     "train_tokenizer.py": [train_tokenizer.TokenizerArguments, CorpusArguments],
-    "run_glue.py": list(run_glue.GLUE_ARGUMENTS),
-    "compare_glue.py": [compare_glue.GlueComparisonArguments],
-    "compare_pretraining.py": [compare_pretraining.ComparisonArguments],
+    "run_glue.py": list(run_glue.ARGUMENTS),
+    "run_classification.py": list(run_classification.ARGUMENTS),
+    "reproduce.py": list(reproduce.ARGUMENTS),
+    "analyze.py": [*lengthening.ARGUMENTS],
     "benchmark.py": [benchmark.BenchmarkArguments],
-    "measure_fine_tuning.py": [measure_fine_tuning.FineTuningCostArguments],
-    "measure_scaling.py": [measure_scaling.ScalingArguments],
-    "measure_lengthening.py": [measure_lengthening.LengtheningArguments, CorpusArguments],
 }
 
 
@@ -79,9 +77,14 @@ def test_commands_in_documents_parse(document, command, monkeypatch):
     monkeypatch.chdir(ROOT)
     script, *flags = shlex.split(command)
     assert (ROOT / script).is_file()
-    if not flags and Path(script).name in ("train_tokenizer.py", "run_glue.py", "compare_glue.py"):
-        return  # a mention: they need to be told where to write, or what to read
-    trains = script.endswith(("pretrain_mlm.py", "run_glue.py"))
+    name = Path(script).name
+    if not flags and name not in ("pretrain_mlm.py", "benchmark.py"):
+        return  # a mention: the others need to be told what to read or where to write
+    if name in ("reproduce.py", "analyze.py"):  # whose first word says which table or analysis
+        table, *flags = flags
+        assert table in (TABLES if name == "reproduce.py" else analyze.ANALYSES)
+        flags += ["--table", table] if name == "reproduce.py" else []
+    trains = name in ("pretrain_mlm.py", "run_glue.py", "run_classification.py")
     extra = ["--use_cpu"] if trains and "--use_cpu" not in flags else []
     parse_args(SCRIPTS[Path(script).name], [*flags, *extra])
 

@@ -1,39 +1,40 @@
 """Every file below configuration/ is one that a script accepts, and says nothing twice."""
 
 import json
-import shlex
 import sys
 from pathlib import Path
 
 import pytest
 from transformers import AutoConfig, AutoModelForMaskedLM
 
-import compare_glue
-import compare_pretraining
 import pretrain_mlm
+import run_classification
 import run_glue
 from experiments.arguments import given_arguments, load_recipe, parse_args
+from experiments.comparisons.stages import start_of
+from experiments.comparisons.tables import TABLES
 from experiments.glue.tasks import TASKS
 from experiments.models import ModelArguments, build_config
 from experiments.runs import read_runs
 from experiments.text.corpus import CorpusArguments
+from experiments.training import RunArguments
 from modeling_sktformer import SKTformerConfig, SKTformerForMaskedLM, available_presets, load_preset
 
 
 CONFIGURATION = Path(__file__).parents[2] / "configuration"
 PRETRAINING = (ModelArguments, CorpusArguments, pretrain_mlm.MaskedLMArguments, pretrain_mlm.PretrainingArguments)
-RUNS = sorted((CONFIGURATION / "runs").glob("pretrain*.txt"))
 # Recipes that are read behind another one, and which.
 OVERLAYS = {
     "glue/compare.yaml": "glue/base.yaml",
     "glue/small_tasks.yaml": "glue/base.yaml",
-    "pretrain/compare_glue.yaml": "pretrain/compare.yaml",
 }
 
 
 def test_every_folder_is_tested():
-    assert {path.name for path in CONFIGURATION.iterdir()} == {"README.md", "glue", "models", "pretrain", "runs"}
-    assert RUNS
+    folders = {"classification", "glue", "models", "pretrain", "runs"}
+    assert {path.name for path in CONFIGURATION.iterdir()} == {"README.md", *folders}
+    runs = {stage.runs for table in TABLES.values() for stage in table.stages}
+    assert {path.name for path in (CONFIGURATION / "runs").iterdir()} == {*runs, "glue.txt"}
 
 
 @pytest.mark.parametrize("path", sorted((CONFIGURATION / "models").glob("*.json")), ids=lambda path: path.stem)
@@ -61,8 +62,8 @@ def test_presets_take_overrides():
 @pytest.mark.parametrize("path", sorted((CONFIGURATION / "pretrain").glob("*.yaml")), ids=lambda path: path.stem)
 def test_pretraining_recipes_parse(path, monkeypatch):
     flags = load_recipe(path)
-    assert given_arguments(PRETRAINING, ["--recipe", str(path)]).keys() == flags.keys()
-    # bfloat16 is refused where there is no accelerator, unless a processor is asked for.
+    # Where there is no accelerator a recipe's bfloat16 is left out.
+    assert given_arguments(PRETRAINING, ["--recipe", str(path)]).keys() | {"bf16"} == flags.keys() | {"bf16"}
     model, _, mlm, training = parse_args(PRETRAINING, ["--recipe", str(path), "--use_cpu"])
     build_config(model, mlm.vocab_size, mlm.max_seq_length, 0, training.seed)
 
@@ -81,9 +82,16 @@ def test_fine_tuning_recipes_parse(path):
     assert path.name == "base.yaml" or f"glue/{path.name}" in OVERLAYS
     needed = ["--model_name_or_path", "x", "--task_name", "all", "--use_cpu"]
     base = CONFIGURATION / "glue" / "base.yaml"
-    parse_args(run_glue.GLUE_ARGUMENTS, ["--recipe", str(base), str(path), *needed])
-    given = given_arguments(run_glue.GLUE_ARGUMENTS, ["--recipe", str(path), *needed])
+    parse_args(run_glue.ARGUMENTS, ["--recipe", str(base), str(path), *needed])
+    given = given_arguments(run_glue.ARGUMENTS, ["--recipe", str(path), *needed])
     assert given.keys() - {"model_name_or_path", "task_name", "use_cpu"} == load_recipe(path).keys()
+
+
+@pytest.mark.parametrize("path", sorted((CONFIGURATION / "classification").glob("*.yaml")), ids=lambda path: path.stem)
+def test_classification_recipes_parse(path):
+    needed = ["--model_name_or_path", "x", "--train_file", "x.csv", "--use_cpu"]
+    given = given_arguments(run_classification.ARGUMENTS, ["--recipe", str(path), *needed])
+    assert given.keys() - {"model_name_or_path", "train_file", "use_cpu"} == load_recipe(path).keys()
 
 
 @pytest.mark.parametrize("name", OVERLAYS)
@@ -97,7 +105,7 @@ def test_the_fine_tuning_is_a_point_of_the_paper_s_grid():
     needed = ["--model_name_or_path", "x", "--task_name", "all", "--use_cpu"]
     base, small = CONFIGURATION / "glue" / "base.yaml", CONFIGURATION / "glue" / "small_tasks.yaml"
     for recipes in ([base], [base, small]):
-        _, glue, training = parse_args(run_glue.GLUE_ARGUMENTS, ["--recipe", *map(str, recipes), *needed])
+        _, glue, training = parse_args(run_glue.ARGUMENTS, ["--recipe", *map(str, recipes), *needed])
         assert training.num_train_epochs in training.search_epochs == [4, 10, 20]
         assert training.learning_rate in training.search_learning_rates == [5e-5, 1e-4]
         assert training.per_device_train_batch_size in training.search_batch_sizes == [16, 32]
@@ -106,62 +114,70 @@ def test_the_fine_tuning_is_a_point_of_the_paper_s_grid():
 
 def test_fine_tuning_runs_are_the_nine_tasks(monkeypatch):
     monkeypatch.chdir(CONFIGURATION.parent)
-    runs = read_runs(CONFIGURATION / "runs" / "glue.txt", [0], "out")
-    assert [run.name for run in runs] == list(TASKS)
-    for run in runs:
-        flags = ["--model_name_or_path", "x", "--use_cpu", *run.arguments]
-        _, glue, training = parse_args(run_glue.GLUE_ARGUMENTS, flags)
-        assert glue.task_name == [run.name]
-        assert training.num_train_epochs == (10 if run.name in ("cola", "stsb", "mrpc", "rte", "wnli") else 4)
+    runs = read_runs(CONFIGURATION / "runs" / "glue.txt")
+    assert list(runs) == list(TASKS)
+    for name, arguments in runs.items():
+        flags = ["--model_name_or_path", "x", "--use_cpu", *arguments]
+        _, glue, training = parse_args(run_glue.ARGUMENTS, flags)
+        assert glue.task_name == [name]
+        assert training.num_train_epochs == (10 if name in ("cola", "stsb", "mrpc", "rte", "wnli") else 4)
 
 
-def test_rows_of_the_fine_tuning_comparison_parse():
-    arguments = compare_glue.GlueComparisonArguments("glue")
-    checkpoints = {run.name: Path(run.name) for run in read_runs(arguments.pretraining_runs, [0], "out")}
-    shared = compare_pretraining.load_recipes(arguments.glue_recipes)
-    rows = read_runs(arguments.glue_runs, [0], "out")
-    assert {row.arguments[row.arguments.index("--model_name_or_path") + 1] for row in rows} == checkpoints.keys()
-    for row in rows:
-        flags = [*compare_glue.name_checkpoint(row, checkpoints).arguments, "--task_name", "cola", "--use_cpu"]
-        parse_args(run_glue.GLUE_ARGUMENTS, ["--recipe", *arguments.glue_recipes, *flags])
-        given = given_arguments(run_glue.GLUE_ARGUMENTS, flags)
+STAGES = {f"{name}, {stage.folder}": stage for name, table in TABLES.items() for stage in table.stages}
+
+
+@pytest.mark.parametrize("stage", STAGES.values(), ids=STAGES)
+def test_rows_of_tables_parse_and_restate_nothing(stage):
+    shared = stage.recipe()
+    recipes = ["--recipe", *(str(CONFIGURATION / path) for path in stage.recipes), "--use_cpu"]
+    for row in stage.rows().values():
+        if stage.script == "run_glue.py":
+            required = ["--task_name", "cola"]
+            parse_args(run_glue.ARGUMENTS, [*recipes, *required, *row])
+            given = given_arguments(run_glue.ARGUMENTS, [*required, *row])
+        else:
+            model, _, mlm, _ = parse_args(PRETRAINING, [*recipes, *row])
+            build_config(model, 4096, mlm.max_seq_length, 0, 0)
+            given = given_arguments(PRETRAINING, row)
         assert not {name for name, value in given.items() if shared.get(name) == value}
+        # They are the table's, where it searches rates and has cases of several lengths.
+        assert not stage.learning_rates or not {"learning_rate", "max_steps"} & {*given, *shared}
 
 
-@pytest.mark.parametrize("path", RUNS, ids=lambda path: path.stem)
-def test_runs_parse_and_restate_nothing(path):
-    shared = compare_pretraining.load_recipes(compare_pretraining.ComparisonArguments().recipe_of_runs)
-    for line in path.read_text().splitlines():
-        flags = shlex.split(line, comments=True)
-        if not flags:
-            continue
-        given = given_arguments(PRETRAINING, flags)
-        assert not {name for name, value in given.items() if shared.get(name) == value}
-        arguments = parse_args([ModelArguments, pretrain_mlm.PretrainingArguments], flags)[0]
-        build_config(arguments, 4096, shared["max_seq_length"], 0, 0)
+def test_rows_of_a_second_stage_start_from_those_of_the_first():
+    first, second = TABLES["glue"].stages
+    assert {start_of(row) for row in second.rows().values()} == set(first.rows())
+    # What two tables share is run once.
+    shared = first.rows().keys() & TABLES["pretraining"].stages[0].rows().keys()
+    assert {"SKTformer", "BERT", "ModernBERT"} <= shared
+    for other in ("pretraining", "pretraining_variants"):
+        rows = TABLES[other].stages[0].rows()
+        assert all(first.rows()[name] == rows[name] for name in first.rows().keys() & rows.keys())
 
 
-def test_the_wide_bert_has_sktformer_s_number_of_parameters():
-    sizes = {}
-    for run in read_runs(CONFIGURATION / "runs" / "pretrain.txt", [0], "out"):
-        arguments = parse_args([ModelArguments, pretrain_mlm.PretrainingArguments], run.arguments)[0]
-        config = build_config(arguments, 4096, 128, 0, 0)
-        sizes[run.name] = AutoModelForMaskedLM.from_config(config).num_parameters()
+def test_rows_of_the_pretraining_table_are_alike():
+    configs = {}
+    for name, row in TABLES["pretraining"].stages[0].rows().items():
+        configs[name] = build_config(parse_args([ModelArguments, RunArguments], row)[0], 4096, 128, 0, 0)
+    sizes = {name: AutoModelForMaskedLM.from_config(config).num_parameters() for name, config in configs.items()}
+    assert list(sizes) == ["SKTformer", "BERT", "BERT-wide", "FNet", "Nystromformer", "ModernBERT"]
     assert abs(sizes["BERT-wide"] / sizes["SKTformer"] - 1) < 0.01
-    assert sizes["BERT"] < sizes["SKTformer"]
+    assert max(sizes.values()) == sizes["SKTformer"]
+    assert min(sizes.values()) > 0.7 * sizes["SKTformer"]
+    for name, config in configs.items():
+        assert (config.num_hidden_layers, config.hidden_size) == (2, 154 if name == "BERT-wide" else 128)
+        # Logits at all positions: the times of steps then compare encoders.
+        assert not getattr(config, "sparse_prediction", False)
+    assert configs["ModernBERT"].layer_types == ["full_attention", "sliding_attention"]
 
 
-def test_scripts_without_a_recipe_read_the_quick_start(monkeypatch):
-    def load_corpus(arguments):
-        assert arguments == CorpusArguments()
+@pytest.mark.parametrize(("argv", "steps"), [([], 500), (["--seed", "4"], 1_000_000)])
+def test_the_quick_start_is_for_a_command_without_arguments(monkeypatch, argv, steps):
+    def prepare(training, given):
+        assert training.max_steps == steps
         raise InterruptedError
 
-    def check_training_arguments(training, corpus_arguments):
-        assert training.output_dir == "runs/quickstart"
-        assert training.seed == 4
-
-    monkeypatch.setattr(sys, "argv", ["pretrain_mlm.py", "--seed", "4"])
-    monkeypatch.setattr(pretrain_mlm, "load_corpus", load_corpus)
-    monkeypatch.setattr(pretrain_mlm, "check_training_arguments", check_training_arguments)
+    monkeypatch.setattr(sys, "argv", ["pretrain_mlm.py", *argv])
+    monkeypatch.setattr(pretrain_mlm, "prepare", prepare)
     with pytest.raises(InterruptedError):
         pretrain_mlm.main()

@@ -1,0 +1,175 @@
+"""What a comparison has measured, as Markdown, JSON and pictures."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import reduce
+from operator import getitem
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoConfig
+
+from experiments.comparisons.stages import SEARCH_SEED, Measure, Outcomes, Stage, start_of
+from experiments.comparisons.tables import Table
+from experiments.plots import plot_mean_curves, plot_task_scores
+from experiments.results import command_line, format_origin, format_table, write_atomically, write_json
+from modeling_sktformer import SKTformerConfig
+
+
+@dataclass
+class Column:
+    """What the rows have reached: a value for each seed, or one for all."""
+
+    title: str
+    measure: Measure
+    values: dict[str, list[float]]
+
+    def cell(self, row: str) -> str:
+        """The mean, with its standard deviation where there are several values."""
+        values = self.values.get(row, [])
+        statistic = (statistics.mean, statistics.stdev)[: len(values)]
+        return " ± ".join(format(of(values), self.measure.format) for of in statistic)
+
+    def winner(self) -> str:
+        """The row with the best mean."""
+        choose = min if self.measure.best == "lowest" else max
+        return choose(self.values, key=lambda row: statistics.mean(self.values[row]))
+
+
+def write_table(
+    name: str, table: Table, outcomes: Sequence[Outcomes], given: Mapping[str, Any], seeds: Sequence[int], folder: Path
+) -> str:
+    """Write `NAME.md`, `NAME.json` and the pictures of a table from the outcomes of its stages; gives the Markdown."""
+    last, rows = outcomes[-1], table.stages[-1].rows()
+    columns: list[Column] = []
+    for stage, of_stage in zip(table.stages, outcomes, strict=True):
+        # The row of an earlier stage that a row of the table starts from.
+        sources = {row: row if of_stage is last else start_of(arguments) for row, arguments in rows.items()}
+        columns += _build_columns(stage, of_stage, sources)
+    environments = [m["environment"] for of_stage in outcomes for o in of_stage.values() for m in o.metrics]
+    commits = sorted({str(environment["commit"]) for environment in environments})
+    recipes = [stage.recipe() for stage in table.stages]
+    results = {
+        **{"command": command_line(), "data": dict(given), "seeds": list(seeds), "recipes": recipes},
+        "environments": [value for n, value in enumerate(environments) if value not in environments[:n]],
+        "searches": {
+            f"{row}-{key}": o.search for of_stage in outcomes for (row, key), o in of_stage.items() if o.search
+        },
+        "columns": [asdict(c) | {"cells": {row: c.cell(row) for row in c.values}} for c in columns],
+    }
+    write_json(folder / f"{name}.json", results)
+    ours = {row for (row, _), o in last.items() if o.metrics[0]["model_type"] == SKTformerConfig.model_type}
+    winners = {column.title: column.winner() for column in columns if column.measure.best}
+    best = [f"{title} {row} ({'ours' if row in ours else 'not ours'})" for title, row in winners.items()]
+    names = dict.fromkeys([*rows, *(row for column in columns for row in column.values)])
+    lines = [
+        *(f"# {table.title}", "", table.text.format(*recipes, data=_describe_data(given)), ""),
+        *format_table(
+            ["", *(column.title for column in columns)],
+            [[row, *(column.cell(row) for column in columns)] for row in names],
+        ),
+        "",
+        f"Best: {'; '.join(best)}.",
+        "",
+        f"- Mean and standard deviation over seeds {', '.join(map(str, seeds))}; of times the median.",
+        *_describe_searches(outcomes),
+        *_describe_heads(outcomes[0]),
+        *table.notes,
+        "",
+        *_plot(name, table, columns, last, folder),
+        *("", format_origin(environments[0], command_line(), commits), ""),
+    ]
+    write_atomically(folder / f"{name}.md", "\n".join(lines))
+    return "\n".join(lines)
+
+
+def _build_columns(stage: Stage, outcomes: Outcomes, sources: Mapping[str, str]) -> list[Column]:
+    """The columns of a stage; `sources` says which of its rows stands in which row of the table."""
+    columns = []
+    for measure in stage.measures:
+        together = measure.pooled or len(stage.cases) == 1
+        for cases in [stage.cases] if together else [(case,) for case in stage.cases]:
+            values: dict[str, list[float]] = {}
+            for row, source in sources.items():
+                metrics = [m for case in cases for m in outcomes[source, case.key].metrics]
+                # A run that was resumed behind its last step has measured no time.
+                values[row] = [measure.factor * m[measure.key] for m in metrics if measure.key in m]
+                if measure.pooled and values[row]:
+                    values[row] = [statistics.median(values[row])]
+            if measure.baseline:
+                row, key = measure.baseline
+                value: Any = reduce(getitem, key.split("."), metrics[0])
+                values[row] = [measure.factor * value]
+            title = ", ".join(filter(None, [measure.title, "" if together else cases[0].title]))
+            columns.append(Column(title, measure, {row: of_row for row, of_row in values.items() if of_row}))
+    if stage.has_mean:
+        scores = [column.values for column in columns[-len(stage.cases) :]]
+        seeds = {row: zip(*(of_case[row] for of_case in scores), strict=True) for row in scores[0]}
+        means = {row: [statistics.mean(seed) for seed in of_row] for row, of_row in seeds.items()}
+        columns.append(Column("mean", stage.measures[-1], means))
+    for case in stage.cases if stage.learning_rates else ():
+        rates = {row: [outcomes[source, case.key].rate or 0.0] for row, source in sources.items()}
+        columns.append(Column(f"learning rate, {case.title}", Measure("", "", format="g"), rates))
+    return [column for column in columns if column.values]
+
+
+def _describe_data(given: Mapping[str, Any]) -> str:
+    """What was read: the names of files and not where they lie; of many the first and the last."""
+    parts = []
+    for flag, value in given.items():
+        names = ["/".join(Path(str(name)).parts[-2:]) for name in (value if isinstance(value, list) else [value])]
+        names = names if len(names) < 5 else [f"{len(names)} files, {names[0]} to {names[-1]}"]
+        parts += [] if flag == "cache_dir" else [f"{flag.replace('_', ' ')} {', '.join(names)}"]
+    return f"Data: {'; '.join(parts) or 'the documentation of the Python installation'}"
+
+
+def _describe_searches(outcomes: Sequence[Outcomes]) -> list[str]:
+    """How learning rates were chosen, and for whom a rate further out might be better still."""
+    searched = {key: o for of_stage in outcomes for key, o in of_stage.items() if o.search}
+    if not searched:
+        return []
+    rates = sorted({float(rate) for outcome in searched.values() for rate in outcome.search})
+    edge = [" ".join(key) for key, outcome in searched.items() if outcome.rate in (rates[0], rates[-1])]
+    return [
+        f"- Learning rates: for each row the one of {', '.join(f'{rate:g}' for rate in rates)} with the lowest "
+        f"evaluation loss under seed {SEARCH_SEED}, which the table does not count; at the edge of these: "
+        f"{', '.join(edge) or 'none'}."
+    ]
+
+
+def _describe_heads(outcomes: Outcomes) -> list[str]:
+    """Which logits masked language models compute in training: a part of the time of a step."""
+    rows: dict[str, dict[str, None]] = {}
+    for (row, _), outcome in outcomes.items():
+        config = AutoConfig.from_pretrained(outcome.folders[0])
+        if str((config.architectures or [""])[0]).endswith("ForMaskedLM"):
+            sparse = getattr(config, "sparse_prediction", False)
+            rows.setdefault("labelled positions only" if sparse else "all positions", {})[row] = None
+    every = len(rows) == 1
+    return [f"- Logits in pre-training, at {k}: {'every row' if every else ', '.join(r)}." for k, r in rows.items()]
+
+
+def _plot(name: str, table: Table, columns: Sequence[Column], outcomes: Outcomes, folder: Path) -> list[str]:
+    """Scores by case where a stage has their mean, else a picture of curves for each case; gives the links."""
+    stage = table.stages[-1]
+    rows = stage.rows()
+    if stage.has_mean:
+        shown = [column for column in columns if column.title in {case.title for case in stage.cases}]
+        means, spreads = (
+            {row: {column.title: of(column.values[row]) for column in shown} for row in rows}
+            for of in (statistics.mean, statistics.stdev)
+        )
+        plot_task_scores(means, spreads, folder / f"{name}.png", f"{table.title}, mean and standard deviation")
+        return [f"![Scores]({name}.png)"]
+    links = []
+    for case in stage.cases:
+        file = f"{name}-{case.key}.png" if len(stage.cases) > 1 else f"{name}.png"
+        histories = {row: [metrics["history"] for metrics in outcomes[row, case.key].metrics] for row in rows}
+        curves = {
+            row: [sorted({e["step"]: e["eval_loss"] for e in h if "eval_loss" in e}.items()) for h in of_row]
+            for row, of_row in histories.items()
+        }
+        plot_mean_curves(curves, folder / file, f"{case.title}: mean evaluation loss over the seeds, with their range")
+        links.append(f"![Evaluation loss, {case.title}]({file})")
+    return links

@@ -1,0 +1,204 @@
+"""A comparison as stages of runs: every row in every case, at its best learning rate, with every seed."""
+
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from experiments.arguments import CONFIGURATION, UserError, load_recipe, recipe_to_flags
+from experiments.results import read_json
+from experiments.run_folder import METRICS_FILE
+from experiments.runs import Run, choose_launcher, execute_runs, read_runs
+
+
+SEARCH_SEED = 100  # chooses learning rates and is counted in no table
+
+
+@dataclass
+class ComparisonArguments:
+    """How a table is run."""
+
+    table: str = field(metadata={"help": "The table; written first, it needs no flag."})
+    data_dir: str | None = field(default=None, metadata={"help": "Local folder of the tasks' data."})
+    seeds: list[int] = field(default_factory=lambda: [0, 1, 2], metadata={"help": "Every row is run with each."})
+    learning_rates: list[float] | None = field(
+        default=None, metadata={"help": "Every row gets the best of these, by default of the table's."}
+    )
+    search_steps: int | None = field(default=None, metadata={"help": "Steps that choose it, by default the table's."})
+    vocab_size: int = field(default=4096, metadata={"help": "Size of the tokenizer that all pre-trainings share."})
+    run_flags: str = field(default="", metadata={"help": "Further flags of all training runs, in quotes."})
+    launcher: str | None = field(
+        default=None,
+        metadata={"help": "Starts runs: by default python, on several GPUs accelerate launch. In quotes."},
+    )
+    output_dir: str = field(default="runs/reproduce", metadata={"help": "Folder of the runs, shared by all tables."})
+
+    def __post_init__(self) -> None:
+        if len(self.seeds) < 2 or len({*self.seeds, SEARCH_SEED}) <= len(self.seeds):
+            raise UserError(
+                f"--seeds {' '.join(map(str, self.seeds))}: give two or more, each once, for a standard deviation; "
+                f"{SEARCH_SEED} is the seed that chooses learning rates."
+            )
+        if self.search_steps is not None and self.search_steps < 1:
+            raise UserError(f"--search_steps {self.search_steps} must be at least 1.")
+
+
+@dataclass(frozen=True)
+class Measure:
+    """What a row is measured by: a column for each case."""
+
+    title: str
+    key: str  # in the metrics of a run
+    best: Literal["lowest", "highest"] | None = None
+    format: str = ".3f"
+    factor: float = 1.0  # times what the metrics say
+    pooled: bool = False  # one column for all cases, with the median: for times
+    baseline: tuple[str, str] | None = (
+        None  # a row that is not run: its name, and its key in the metrics of the others
+    )
+
+
+@dataclass(frozen=True)
+class Case:
+    """What every row is run on: a task, a horizon, a budget."""
+
+    title: str
+    name: str = ""  # in the names of folders
+    flags: tuple[str, ...] = ()
+    max_steps: int | None = None  # where no recipe says it
+
+    @property
+    def key(self) -> str:
+        return "-".join(map(str, filter(None, (self.name, self.max_steps))))
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Runs of one script: what all have in common, and what is measured."""
+
+    folder: str  # below --output_dir; stages of several tables with the same folder share their runs
+    script: str
+    runs: str  # the rows, a file below configuration/runs
+    recipes: tuple[str, ...]  # below configuration
+    data: tuple[str, ...]  # the flags of data that the script takes
+    cases: tuple[Case, ...]
+    measures: tuple[Measure, ...]
+    result: str = METRICS_FILE  # in the folder of a run; {case} stands for the name of the case
+    learning_rates: tuple[float, ...] = ()  # each row gets the one with the lowest `eval_loss`
+    has_mean: bool = False  # whether a column has the mean of the last measure over the cases
+
+    def recipe(self) -> dict[str, Any]:
+        """The flags of the recipes, of which the last one wins."""
+        return {name: value for path in self.recipes for name, value in load_recipe(CONFIGURATION / path).items()}
+
+    def rows(self) -> dict[str, tuple[str, ...]]:
+        """The arguments of the rows, by their names."""
+        return read_runs(CONFIGURATION / "runs" / self.runs)
+
+
+@dataclass
+class Outcome:
+    """What a row has reached in a case."""
+
+    rate: float | None  # the learning rate that was chosen
+    search: dict[str, float | None] = field(default_factory=dict)  # evaluation loss by rate; None if it diverged
+    folders: list[Path] = field(default_factory=list)  # a checkpoint for each seed
+    metrics: list[dict[str, Any]] = field(default_factory=list)  # for each seed
+
+
+# By row and key of the case.
+Outcomes: TypeAlias = dict[tuple[str, str], Outcome]
+
+
+def start_of(row: Sequence[str]) -> str:
+    """The checkpoint that a row starts from."""
+    return row[row.index("--model_name_or_path") + 1] if "--model_name_or_path" in row[:-1] else ""
+
+
+def run_stages(stages: Sequence[Stage], given: Mapping[str, Any], arguments: ComparisonArguments) -> list[Outcomes]:
+    """
+    Run what is not finished of a table, with the flags of data that were `given`.
+
+    In a second stage `--model_name_or_path NAME` stands for the run of that row of the first with the same seed; rows
+    of the first that none starts from are not run.
+
+    Raises:
+        UserError: if a run fails, a row diverges at every rate, or a row starts from one that is not there.
+    """
+    outcomes: list[Outcomes] = [{}]
+    for number, stage in enumerate(stages):
+        rows = stage.rows()
+        starts = {start_of(row) for later in stages[number + 1 :] for row in later.rows().values()}
+        if not starts <= set(rows):
+            raise UserError(f"{stages[-1].runs}: every --model_name_or_path must be one of {', '.join(rows)}.")
+        rows = {name: row for name, row in rows.items() if not starts or name in starts}
+        outcomes.append(_StageRuns(stage, rows, given, arguments, outcomes[-1]).run())
+    return outcomes[1:]
+
+
+@dataclass
+class _StageRuns:
+    stage: Stage
+    rows: dict[str, tuple[str, ...]]
+    given: Mapping[str, Any]
+    arguments: ComparisonArguments
+    earlier: Outcomes
+
+    def run(self) -> Outcomes:
+        """Choose learning rates; then run all rows with the first seed, all with the second, and so on."""
+        rates = self.stage.learning_rates and (self.arguments.learning_rates or self.stage.learning_rates)
+        cells = [(name, case) for case in self.stage.cases for name in self.rows]
+        tried = {
+            (name, case.key): {
+                rate: self.plan(name, replace(case, max_steps=self.arguments.search_steps or case.max_steps), rate)
+                for rate in rates
+            }
+            for name, case in cells
+        }
+        if len(rates) > 1:
+            searches = [run for of_cell in tried.values() for run in of_cell.values()]
+            self.execute(searches, f"{self.stage.folder}, learning rates", "Training has diverged")
+        outcomes = {key: _choose_rate(key[0], of_cell) for key, of_cell in tried.items()}
+        runs = {
+            (name, case.key, seed): self.plan(name, case, outcomes[name, case.key].rate, seed)
+            for seed in self.arguments.seeds
+            for name, case in cells
+        }
+        self.execute(runs.values(), self.stage.folder)
+        for (name, key, _), run in runs.items():
+            outcomes[name, key].folders.append(run.result.parent)
+            outcomes[name, key].metrics.append(read_json(run.result))
+        return outcomes
+
+    def plan(self, name: str, case: Case, rate: float | None, seed: int = SEARCH_SEED) -> Run:
+        """One run of a row."""
+        row = list(self.rows[name])
+        if self.earlier:
+            start = next(outcome for (of, _), outcome in self.earlier.items() if of == start_of(row))
+            number = self.arguments.seeds.index(seed) if seed in self.arguments.seeds else 0
+            row[row.index("--model_name_or_path") + 1] = str(start.folders[number])
+        flags = ["--recipe", *(str(CONFIGURATION / path) for path in self.stage.recipes)]
+        flags += recipe_to_flags({flag: value for flag, value in self.given.items() if flag in self.stage.data})
+        flags += [*case.flags, *shlex.split(self.arguments.run_flags), *row, "--seed", str(seed)]
+        flags += [] if case.max_steps is None else ["--max_steps", str(case.max_steps)]
+        flags += [] if rate is None else ["--learning_rate", f"{rate:g}"]
+        words = [name, case.key, "" if rate is None else f"{rate:g}", str(seed)]
+        folder = Path(self.arguments.output_dir) / self.stage.folder / "-".join(filter(None, words))
+        return Run(self.stage.script, tuple(flags), folder, self.stage.result.format(case=case.name))
+
+    def execute(self, runs: Iterable[Run], title: str, tolerated: str | None = None) -> None:
+        execute_runs(list(dict.fromkeys(runs)), choose_launcher(self.arguments.launcher), title, tolerated)
+
+
+def _choose_rate(name: str, tried: Mapping[float, Run]) -> Outcome:
+    """The rate with the lowest evaluation loss; the only one, or none, where there is no choice."""
+    if len(tried) < 2:
+        return Outcome(next(iter(tried), None))
+    losses = {
+        rate: read_json(run.result)["eval_loss"] if run.result.is_file() else None for rate, run in tried.items()
+    }
+    found = {rate: loss for rate, loss in losses.items() if loss is not None}
+    if not found:
+        raise UserError(f"{name} diverges at every one of --learning_rates {' '.join(map(str, losses))}.")
+    return Outcome(min(found, key=lambda rate: found[rate]), {f"{rate:g}": loss for rate, loss in losses.items()})

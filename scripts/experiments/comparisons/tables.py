@@ -1,0 +1,90 @@
+"""The tables that can be reproduced: what is run, in which columns, and what has to be known to read them."""
+
+from dataclasses import dataclass, fields, replace
+
+from experiments.comparisons.stages import Case, Measure, Stage
+from experiments.glue.table import MAJORITY, format_definitions
+from experiments.glue.tasks import TASKS
+from experiments.text.corpus import CorpusArguments
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table, whose rows are those of its last stage."""
+
+    title: str
+    text: str  # {0[flag]} stands for a flag in the recipes of the first stage, {data} for the names of the data
+    stages: tuple[Stage, ...]
+    notes: tuple[str, ...] = ()  # what has to be known to read it, as lines of Markdown
+
+
+# What a script that reads text takes.
+TEXT = (*(flag.name for flag in fields(CorpusArguments)), "tokenizer_name")
+_SHORT, _LONG = (Case(f"{steps:,} steps", max_steps=steps) for steps in (500, 2500))
+_PRETRAINING = Stage(
+    folder="pretraining",
+    script="pretrain_mlm.py",
+    runs="pretrain.txt",
+    recipes=("pretrain/compare.yaml",),
+    data=TEXT,
+    cases=(_SHORT, _LONG),
+    measures=(
+        Measure("parameters", "parameters", format=",.0f", pooled=True),
+        Measure("loss", "eval_loss", "lowest", baseline=("unigram frequencies", "unigram_loss")),
+        Measure("accuracy (%)", "eval_accuracy", "highest", format=".1f", factor=100),
+        Measure("step (ms)", "step_time_ms", "lowest", format=".0f", pooled=True),
+        Measure("step (ms of processor time)", "step_cpu_time_ms", "lowest", format=".0f", pooled=True),
+    ),
+    learning_rates=(5e-4, 1e-3, 2e-3),
+)
+_PRETRAINING_TEXT = (
+    "Masked language modelling: steps of {0[global_batch_size]} sequences of {0[max_seq_length]} tokens, the same "
+    "tokenizer, text, masks, steps and schedule for every row, every budget with a schedule of its own. Loss in nats "
+    "per masked token of the evaluation text. Times are of single runs one after another, no comparison of speed. "
+    "{data}."
+)
+_GLUE = Stage(
+    folder="glue",
+    script="run_glue.py",
+    runs="glue_compare.txt",
+    recipes=("glue/base.yaml", "glue/compare.yaml"),
+    data=("data_dir",),
+    cases=tuple(Case(TASKS[name].title, name, ("--task_name", name)) for name in ("sst2", "cola", "stsb")),
+    measures=(Measure("", "score", "highest", format=".2f", factor=100, baseline=(MAJORITY, "majority.score")),),
+    result="{case}/metrics.json",
+    has_mean=True,
+)
+
+TABLES = {
+    "pretraining": Table("Pre-training compared", _PRETRAINING_TEXT, (_PRETRAINING,)),
+    "pretraining_variants": Table(
+        "Choices of the presets compared",
+        _PRETRAINING_TEXT,
+        (replace(_PRETRAINING, runs="pretrain_variants.txt", cases=(_SHORT,)),),
+    ),
+    "glue": Table(
+        "GLUE compared: small models, alike in all but the architecture",
+        "Each model is pre-trained with every seed: {0[global_batch_size]} sequences of {0[max_seq_length]} tokens a "
+        "step, the same tokenizer, text and schedule for all; then fine-tuned with the same seed on each task: "
+        "{1[num_train_epochs]} epochs at learning rate {1[learning_rate]}, {1[per_device_train_batch_size]} texts of "
+        "at most {1[max_seq_length]} tokens a batch, padded to the longest of it. Models of two layers after minutes "
+        "of pre-training: the table says how they compare, and not what a trained model reaches. {data}.",
+        (
+            replace(
+                _PRETRAINING,
+                runs="pretrain_glue.txt",
+                cases=(_LONG,),
+                measures=(_PRETRAINING.measures[0], Measure("pre-training loss", "eval_loss", "lowest")),
+            ),
+            _GLUE,
+        ),
+        (
+            *format_definitions([case.name for case in _GLUE.cases]),
+            "- SKTformer classifies by its first token, as the others do; SKTformer-mean by the mean over its tokens "
+            "(`classifier_pooling`).",
+            "- FNet takes no mask: what it answers depends on the padding of the batch.",
+            "- Nystromformer has full attention, as transformers ships it: its linear mode takes no padded batch.",
+            "- majority: the commonest label of the training part for every text, for STS-B the mean similarity.",
+        ),
+    ),
+}

@@ -1,0 +1,58 @@
+"""
+Reproduce a table: run its rows, each at its best learning rate and with several seeds, and write what they reach.
+
+    python scripts/reproduce.py pretraining --train_file a.txt b.txt --validation_file c.txt
+    python scripts/reproduce.py pretraining_variants --train_file a.txt b.txt --validation_file c.txt
+    python scripts/reproduce.py glue --train_file a.txt b.txt --validation_file c.txt --data_dir glue
+
+NAME.md, NAME.json and pictures go to --results_dir. Started again it goes on where it was cut short, and tables on the
+same data share the runs that they have in common. It starts every run itself, on several GPUs with accelerate launch.
+"""
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from experiments.arguments import UserError, parse_command, recipe_to_flags, run_script
+from experiments.comparisons.report import write_table
+from experiments.comparisons.stages import ComparisonArguments, run_stages
+from experiments.comparisons.tables import TABLES, TEXT
+from experiments.results import ResultsArguments
+from experiments.runs import Run, execute_runs
+from experiments.text.corpus import CorpusArguments
+
+
+ARGUMENTS = (ComparisonArguments, CorpusArguments, ResultsArguments)
+
+
+def main() -> None:
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise UserError("reproduce.py starts its runs itself: start it once, and say how with --launcher.")
+    argv = sys.argv[1:]
+    command = parse_command(ARGUMENTS, __doc__, argv=["--table", *argv] if argv and argv[0][0] != "-" else argv)
+    arguments, _, results = command.groups
+    if arguments.table not in TABLES:
+        raise UserError(f"There is no table {arguments.table}; the tables are {', '.join(TABLES)}.")
+    table = TABLES[arguments.table]
+    taken = {flag for stage in table.stages for flag in stage.data}
+    given = {name: value for name, value in command.given.items() if name in (*TEXT, "data_dir")}
+    if not given.keys() <= taken:
+        raise UserError(f"The table {arguments.table} takes no --{' and no --'.join(sorted(given.keys() - taken))}.")
+    inputs = {**given, **train_tokenizer(given, arguments)} if "tokenizer_name" in taken else given
+    outcomes = run_stages(table.stages, inputs, arguments)
+    print(write_table(arguments.table, table, outcomes, given, arguments.seeds, Path(results.results_dir)))
+
+
+def train_tokenizer(given: dict[str, Any], arguments: ComparisonArguments) -> dict[str, str]:
+    """Train the tokenizer that all pre-trainings share, where it is not there yet; returns the flag that names it."""
+    folder = Path(arguments.output_dir) / f"tokenizer-{arguments.vocab_size}"
+    text = recipe_to_flags({flag: value for flag, value in given.items() if flag in TEXT})
+    # A finished tokenizer of this text is not trained again; that of another one gives way.
+    flags = ("--vocab_size", str(arguments.vocab_size), *text, "--overwrite")
+    execute_runs([Run("train_tokenizer.py", flags, folder, "tokenizer.json")], [sys.executable], "tokenizer")
+    return {"tokenizer_name": str(folder)}
+
+
+if __name__ == "__main__":
+    run_script(main)

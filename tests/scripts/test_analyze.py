@@ -1,0 +1,67 @@
+"""What is found out about trained models."""
+
+import json
+import sys
+
+import pytest
+from transformers import BertConfig, BertForMaskedLM
+
+import analyze
+from experiments.arguments import UserError
+from modeling_sktformer import SKTformerConfig, SKTformerForMaskedLM
+from support.glue_rows import make_tokenizer
+
+
+SIZES: dict = {
+    "vocab_size": 40,
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 16,
+}
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    def run_analysis(*flags):
+        monkeypatch.setattr(sys, "argv", list(map(str, ("analyze.py", *flags))))
+        analyze.main()
+
+    text = tmp_path / "text.txt"
+    text.write_text("\n".join("the cat sees a dog . the bird hears two trees often ." for _ in range(40)))
+    flags = ["--train_file", text, "--validation_file", text, "--cache_dir", tmp_path / "cache"]
+    return lambda *more: run_analysis("lengthening", *flags, "--results_dir", tmp_path / "results", *more)
+
+
+def save(folder, model):
+    model.save_pretrained(folder)
+    make_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def test_lengthening_is_measured_by_both_rules(tmp_path, run, capsys):
+    config = SKTformerConfig(**SIZES, max_position_embeddings=16, num_segments=2, num_landmark_features=2)
+    run("--model_name_or_path", save(tmp_path / "ours", SKTformerForMaskedLM(config)), "--factors", 2)
+    results = json.loads((tmp_path / "results" / "lengthening.json").read_text())
+    rows = [list(row.values()) for row in results["rows"]]
+    assert [row[:3] for row in rows] == [
+        *([16, "none", 16], [32, "tile", 16], [32, "tile", 32], [32, "last", 16], [32, "last", 32]),
+    ]
+    assert all(2 < row[3] < 6 for row in rows)
+    table = (tmp_path / "results" / "lengthening.md").read_text()
+    assert capsys.readouterr().out == table + "\n"
+    assert "of ours on text.txt, at its own length" in table
+    assert f"| {rows[0][3]:.3f} " in table
+    assert "```bash\npython analyze.py lengthening --train_file " in table
+
+
+def test_what_cannot_be_lengthened_is_refused(tmp_path, run, monkeypatch):
+    bert = save(tmp_path / "bert", BertForMaskedLM(BertConfig(**SIZES, max_position_embeddings=16)))
+    with pytest.raises(UserError, match="is of type bert; only an SKTformer"):
+        run("--model_name_or_path", bert)
+    with pytest.raises(UserError, match="--factors 1"):
+        run("--model_name_or_path", bert, "--factors", 1)
+    for argv in ([], ["widening"]):
+        monkeypatch.setattr(sys, "argv", ["analyze.py", *argv])
+        with pytest.raises(UserError, match="write lengthening first"):
+            analyze.main()

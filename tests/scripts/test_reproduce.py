@@ -1,0 +1,307 @@
+"""Tables, from their runs to their files."""
+
+import importlib
+import json
+import logging
+import statistics
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from transformers import AutoConfig
+
+import reproduce
+from experiments import runs
+from experiments.arguments import UserError
+from experiments.comparisons.stages import Case, Measure, Stage
+from experiments.comparisons.tables import TABLES, Table
+from experiments.glue.tasks import TASKS
+from support.glue_rows import files_below, make_rows, read_metrics, write_tasks
+
+
+# A training in no time: rates have an optimum, which differs between rows; above 1 training diverges.
+SCRIPT = """
+import json, math, sys
+from pathlib import Path
+def flag(name, default=None):
+    return sys.argv[sys.argv.index(name) + 1] if name in sys.argv else default
+folder, name, rate = Path(flag("--output_dir")), flag("--run_name"), float(flag("--learning_rate", "1"))
+steps, seed = int(flag("--max_steps", "10")), int(flag("--seed"))
+folder.mkdir(exist_ok=True)
+if rate > 1 or "--broken" in sys.argv:
+    sys.exit("script.py: error: Training has diverged: loss is nan" if rate > 1 else "script.py: error: it is broken")
+best = {"ours": 0.001, "theirs": 0.1}.get(name, 1)
+metrics = {
+    "eval_loss": 5 + abs(math.log10(rate / best)) + 0.1 * seed - steps / 1000 - (name == "theirs"),
+    "score": 0.5 + 0.1 * seed + 0.01 * len(flag("--task", "")), "parameters": 1234567, "seed": seed,
+    "model_type": "sktformer" if name == "ours" else "bert", "unigram_loss": 6.5, "other": {"score": 0.75},
+    "environment": {"python": "3", "torch": "2", "transformers": "5", "device": "d", "threads": 1, "commit": "abc"},
+    "started_from": flag("--model_name_or_path"),
+    "history": [{"step": step, "eval_loss": 6.0} for step in (1, steps)],
+}
+if seed:  # a run that was resumed behind its last step has measured no time
+    metrics["step_time_ms"] = 100.0 * seed
+config = {"model_type": metrics["model_type"], "architectures": ["BertForMaskedLM"]}
+(folder / "config.json").write_text(json.dumps(config | {"sparse_prediction": name == "ours"}))
+(folder / "metrics.json").write_text(json.dumps(metrics))
+"""
+
+
+@pytest.fixture
+def stage(tmp_path):
+    """A stage of two rows and two budgets, whose rates are searched."""
+    (tmp_path / "script.py").write_text(SCRIPT)
+    (tmp_path / "rows.txt").write_text("--run_name ours\n--run_name theirs --x 1\n")
+    (tmp_path / "recipe.yaml").write_text("batch: 8\n")
+    return Stage(
+        folder="first",
+        script=str(tmp_path / "script.py"),
+        runs=str(tmp_path / "rows.txt"),
+        recipes=(str(tmp_path / "recipe.yaml"),),
+        data=("train_file", "validation_file"),
+        cases=(Case("short", max_steps=100), Case("long", max_steps=200)),
+        measures=(
+            Measure("parameters", "parameters", format=",.0f", pooled=True),
+            Measure("loss", "eval_loss", "lowest", baseline=("guess", "unigram_loss")),
+            Measure("step (ms)", "step_time_ms", "lowest", format=".0f", pooled=True),
+        ),
+        learning_rates=(0.001, 0.01, 0.1),
+    )
+
+
+@pytest.fixture
+def make(tmp_path, monkeypatch):
+    """Makes a table of stages, with flags; returns its Markdown and its JSON."""
+
+    def make_table(stages, *flags):
+        monkeypatch.setitem(TABLES, "test", Table("A table", "Batches of {0[batch]}. {data}.", tuple(stages)))
+        argv = [
+            "reproduce.py",
+            "test",
+            *flags,
+            "--output_dir",
+            tmp_path / "out",
+            "--results_dir",
+            tmp_path / "results",
+        ]
+        monkeypatch.setattr(sys, "argv", list(map(str, argv)))
+        reproduce.main()
+        folder = tmp_path / "results"
+        return (folder / "test.md").read_text(), json.loads((folder / "test.json").read_text())
+
+    return make_table
+
+
+def cells(text, name):
+    (line,) = (line for line in text.splitlines() if line.startswith(f"| {name} "))
+    return [cell.strip() for cell in line.strip("|").split("|")][1:]
+
+
+def test_a_table_is_a_description(make, stage, tmp_path, capsys):
+    text, results = make([stage], "--train_file", tmp_path / "a.txt", "--seeds", 0, 1, 2)
+    assert capsys.readouterr().out.endswith(text + "\n")
+    assert text.splitlines()[:3] == ["# A table", "", f"Batches of 8. Data: train file {tmp_path.name}/a.txt."]
+    ours = ["5.000 ± 0.100", "4.900 ± 0.100", "150", "0.001", "0.001"]
+    assert cells(text, "ours") == ["1,234,567", *ours]
+    assert cells(text, "theirs")[1:3] == ["4.000 ± 0.100", "3.900 ± 0.100"]
+    assert cells(text, "guess") == ["", "6.500", "6.500", "", "", ""]
+    assert "\nBest: loss, short theirs (not ours); loss, long theirs (not ours); step (ms) ours (ours).\n" in text
+    assert "the one of 0.001, 0.01, 0.1 with the lowest evaluation loss under seed 100" in text
+    assert "at the edge of these: ours 100, theirs 100, ours 200, theirs 200." in text
+    assert "labelled positions only: ours." in text
+    assert "all positions: theirs." in text
+    assert f"```bash\npython reproduce.py test --train_file {tmp_path / 'a.txt'} --seeds 0 1 2 " in text
+    assert "at abc: python 3" in text
+    losses = {rate: pytest.approx(13.9 + distance) for rate, distance in (("0.001", 2), ("0.01", 1), ("0.1", 0))}
+    assert results["searches"]["theirs-100"] == losses
+    assert results["columns"][1]["values"]["ours"] == pytest.approx([4.9, 5.0, 5.1])
+    assert results["data"] == {"train_file": [str(tmp_path / "a.txt")]}
+    for case in (100, 200):
+        assert (tmp_path / "results" / f"test-{case}.png").read_bytes().startswith(b"\x89PNG")
+        assert f"(test-{case}.png)" in text
+    # A log says what was run: the recipe, data, the row, its rate and seed.
+    log = (tmp_path / "out" / "first" / "theirs-200-0.1-1.log").read_text()
+    for flags in ("recipe.yaml --train_file", "--x 1", "--max_steps 200", "--learning_rate 0.1", "--seed 1"):
+        assert flags in log
+
+
+def test_rows_go_on_where_they_were_cut_short(make, stage, tmp_path):
+    first = make([stage])
+    before = files_below(tmp_path / "out")
+    assert len(list((tmp_path / "out").rglob("metrics.json"))) == 2 * 2 * (3 + 3)
+    assert make([stage]) == first
+    assert files_below(tmp_path / "out") == before
+    (tmp_path / "out" / "first" / "ours-100-0.001-2" / "metrics.json").unlink()
+    make([stage])
+    changed = {path.parent.name for path, when in files_below(tmp_path / "out").items() if before.get(path) != when}
+    assert changed == {"ours-100-0.001-2", "first"}
+
+
+def test_rates_are_searched_with_fewer_steps_or_not_at_all(make, stage, tmp_path):
+    text, results = make([stage], "--search_steps", 10)
+    searched = sorted(path.parent.name for path in (tmp_path / "out").rglob("*-100/metrics.json"))
+    assert searched == sorted(f"{row}-10-{rate}-100" for row in ("ours", "theirs") for rate in (0.001, 0.01, 0.1))
+    assert cells(text, "theirs")[-2:] == ["0.1", "0.1"]
+    text, results = make([stage], "--learning_rates", 0.01)
+    assert cells(text, "theirs")[-2:] == ["0.01", "0.01"]
+    assert "Learning rates:" not in text
+    assert results["searches"] == {}
+
+
+def test_rates_at_which_training_diverges_are_not_chosen(make, stage, tmp_path):
+    text, results = make([stage], "--learning_rates", 0.1, 10)
+    assert cells(text, "ours")[-2:] == ["0.1", "0.1"]
+    assert results["searches"]["ours-100"]["10"] is None
+    before = files_below(tmp_path / "out")
+    make([stage], "--learning_rates", 0.1, 10)
+    assert files_below(tmp_path / "out") == before  # nor tried again
+    with pytest.raises(UserError, match=r"ours diverges at every one of --learning_rates 10.0 20.0"):
+        make([stage], "--learning_rates", 10, 20)
+    with pytest.raises(UserError, match=r"failed \(script.py: error: it is broken\)"):
+        make([stage], "--run_flags=--broken", "--learning_rates", 0.1, 10)
+
+
+def test_a_second_stage_starts_from_the_runs_of_the_first(make, stage, tmp_path):
+    (tmp_path / "more.txt").write_text(
+        "--run_name ours --model_name_or_path ours\n--run_name other --model_name_or_path ours --y 2\n"
+    )
+    second = replace(
+        stage,
+        folder="second",
+        runs=str(tmp_path / "more.txt"),
+        data=("data_dir",),
+        cases=(Case("One", "one", ("--task", "one")), Case("Two", "two", ("--task", "three"))),
+        measures=(Measure("", "score", "highest", format=".1f", factor=100, baseline=("most", "other.score")),),
+        learning_rates=(),
+        has_mean=True,
+    )
+    text, _ = make([replace(stage, cases=stage.cases[:1]), second], "--seeds", 0, 2, "--data_dir", tmp_path)
+    assert not list((tmp_path / "out" / "first").glob("theirs*"))
+    for row in ("ours", "other"):
+        for seed in (0, 2):
+            start = tmp_path / "out" / "first" / f"ours-100-0.001-{seed}"
+            assert read_metrics(tmp_path / "out" / "second" / f"{row}-two-{seed}")["started_from"] == str(start)
+    assert cells(text, "other") == [
+        *("1,234,567", "5.000 ± 0.141", "200", "0.001", "63.0 ± 14.1", "65.0 ± 14.1", "64.0 ± 14.1"),
+    ]
+    assert cells(text, "most")[4:] == ["75.0", "75.0", "75.0"]
+    assert "mean most (not ours)" in text
+    assert (tmp_path / "results" / "test.png").exists()
+    (tmp_path / "more.txt").write_text("--run_name ours --model_name_or_path nobody\n")
+    with pytest.raises(UserError, match="every --model_name_or_path must be one of ours, theirs"):
+        make([stage, second])
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--seeds", 1], "--seeds 1: give two or more"),
+        (["--seeds", 1, 1], "--seeds 1 1: give two or more"),
+        (["--seeds", 1, 100], "100 is the seed that chooses"),
+        (["--search_steps", 0], "--search_steps 0"),
+        (["--data_dir", "x"], "The table test takes no --data_dir"),
+        (["--learning_rate", 1], "unrecognized|--learning_rate"),
+    ],
+)
+def test_flags_that_cannot_be_meant_are_refused(make, stage, flags, message):
+    with pytest.raises(UserError, match=message):
+        make([stage], *flags)
+
+
+def test_only_one_process_makes_a_table(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["reproduce.py", "nothing"])
+    with pytest.raises(UserError, match="There is no table nothing; the tables are pretraining, "):
+        reproduce.main()
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UserError, match="start it once"):
+        reproduce.main()
+
+
+@pytest.fixture
+def restored_logging():
+    """Scripts set up logging, which would outlive the test."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+def run_in_process(command, start=subprocess.run, **options):
+    """Call a script in this process; other commands are started as ever."""
+    if not command[1].endswith(".py"):
+        return start(command, **options)
+    script, *_ = flags = command[1:]
+    with pytest.MonkeyPatch.context() as context:
+        context.setattr(sys, "argv", flags)
+        importlib.import_module(Path(script).stem).main()
+    return subprocess.CompletedProcess(command, 0)
+
+
+@pytest.mark.parametrize("in_process", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.usefixtures("restored_logging")
+def test_models_are_pre_trained_and_fine_tuned_alike(tmp_path, monkeypatch, in_process):
+    if in_process:
+        monkeypatch.setattr(runs.subprocess, "run", run_in_process)
+    tasks = write_tasks(tmp_path / "glue")
+    text = tmp_path / "text.txt"
+    text.write_text("\n".join(row["sentence"] for row in make_rows(TASKS["sst2"], "train", 600)))
+    shared = {"use_cpu": True, "save_strategy": "no", "disable_tqdm": True, "per_device_train_batch_size": 8}
+    small = "hidden_size=32,intermediate_size=32"
+    files = {
+        "first.yaml": yaml.safe_dump(
+            {**shared, "config_name": "sktformer-tiny", "max_seq_length": 32, "full_blocks_only": True}
+            | {"eval_strategy": "steps", "eval_steps": 0.5, "global_batch_size": 8}
+        ),
+        "second.yaml": yaml.safe_dump({**shared, "max_seq_length": 32, "num_train_epochs": 1, "learning_rate": 1e-2}),
+        "first.txt": f"--run_name ours --config_overrides {small},sparse_prediction=False\n"
+        f"--run_name ModernBERT --model_type modernbert --config_overrides {small}\n",
+        "second.txt": "--run_name ours --model_name_or_path ours\n--run_name BERT --model_name_or_path ModernBERT\n"
+        "--run_name mean --model_name_or_path ours --config_overrides classifier_pooling=mean\n",
+    }
+    for name, content in files.items():
+        (tmp_path / name).write_text(content)
+    table = TABLES["glue"]
+    changes: tuple[dict[str, Any], ...] = (
+        {"cases": (Case("2 steps", max_steps=2),), "recipes": (str(tmp_path / "first.yaml"),)},
+        {"cases": tuple(case for case in table.stages[1].cases if case.name != "sst2")}
+        | {"recipes": (str(tmp_path / "second.yaml"),)},
+    )
+    stages = tuple(
+        replace(stage, runs=str(tmp_path / f"{name}.txt"), **change)
+        for stage, name, change in zip(table.stages, ("first", "second"), changes, strict=True)
+    )
+    monkeypatch.setitem(TABLES, "glue", replace(table, stages=stages))
+    flags = ["--train_file", text, "--validation_file", text, "--cache_dir", tmp_path / "cache", "--data_dir", tasks]
+    flags += ["--vocab_size", 120, "--seeds", 0, 1, "--learning_rates", 1e-3, 2e-3]
+    flags += ["--output_dir", tmp_path / "out", "--results_dir", tmp_path / "results"]
+    monkeypatch.setattr(sys, "argv", ["reproduce.py", "glue", *map(str, flags)])
+    reproduce.main()
+    results = json.loads((tmp_path / "results" / "glue.json").read_text())
+    markdown = (tmp_path / "results" / "glue.md").read_text()
+    titles = [column["title"] for column in results["columns"]]
+    assert titles == ["parameters", "pre-training loss", "learning rate, 2 steps", "CoLA", "STS-B", "mean"]
+    for row, start in (("ours", "ours"), ("BERT", "ModernBERT"), ("mean", "ours")):
+        (rate,) = results["columns"][2]["values"][row]
+        pretrained = [tmp_path / "out" / "pretraining" / f"{start}-2-{rate:g}-{seed}" for seed in (0, 1)]
+        assert results["columns"][1]["values"][row] == [read_metrics(folder)["eval_loss"] for folder in pretrained]
+        scores = [
+            [100 * read_metrics(tmp_path / "out" / "glue" / f"{row}-{task}-{seed}" / task)["score"] for seed in (0, 1)]
+            for task in ("cola", "stsb")
+        ]
+        for column, values in zip(results["columns"][3:], [*scores, np.mean(scores, axis=0)], strict=True):
+            assert column["values"][row] == pytest.approx(values)
+            assert f"{statistics.mean(values):.2f} ± {statistics.stdev(values):.2f}" in cells(markdown, row)
+    last = tmp_path / "out" / "glue" / "mean-cola-1" / "cola"
+    assert AutoConfig.from_pretrained(last).classifier_pooling == "mean"
+    assert cells(markdown, "majority")[3] == "0.00"
+    assert "at all positions: every row." in markdown
+    assert (tmp_path / "results" / "glue.png").read_bytes().startswith(b"\x89PNG")
+    before = files_below(tmp_path / "out")
+    reproduce.main()
+    assert files_below(tmp_path / "out") == before

@@ -1,0 +1,130 @@
+"""Tables of runs: how they are read, started, skipped and resumed."""
+
+import os
+import sys
+
+import pytest
+import torch
+
+from experiments.arguments import UserError
+from experiments.results import describe_environment, format_origin
+from experiments.runs import Run, choose_launcher, execute_runs, read_runs
+
+
+def test_runs_are_the_lines_of_a_file(tmp_path):
+    path = tmp_path / "runs.txt"
+    path.write_text("# a comment\n--run_name a --x 1\n\n--run_name b --y 'two words'  # why\n")
+    assert read_runs(path) == {"a": ("--run_name", "a", "--x", "1"), "b": ("--run_name", "b", "--y", "two words")}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("--x 1\n", "line 1: every run needs a --run_name"),
+        ("--run_name a\n--run_name a\n", "line 2"),
+        ("--x --run_name\n", "line 1"),
+        ("# nothing\n", "names no run"),
+    ],
+)
+def test_runs_without_a_name_of_their_own_are_refused(tmp_path, text, message):
+    (tmp_path / "runs.txt").write_text(text)
+    with pytest.raises(UserError, match=message):
+        read_runs(tmp_path / "runs.txt")
+
+
+def test_missing_runs_are_explained(tmp_path):
+    with pytest.raises(UserError, match="No such file"):
+        read_runs(tmp_path / "runs.txt")
+
+
+# Counts how often it is started; knows itself what is finished, as the real ones do.
+SCRIPT = """
+import sys
+from pathlib import Path
+folder = Path(sys.argv[sys.argv.index("--output_dir") + 1])
+folder.mkdir(exist_ok=True)
+with (folder / "count").open("a") as file:
+    file.write("x")
+if "--fail" in sys.argv:
+    print("script.py: error: it is broken", file=sys.stderr)
+    print("Traceback of a launcher")
+    sys.exit(2)
+if "--idle" not in sys.argv:
+    (folder / "done").touch()
+print(*sys.argv[1:])
+"""
+
+
+@pytest.fixture
+def make_run(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    return lambda name, *arguments: Run(str(script), arguments, tmp_path / "out" / name, "done")
+
+
+def execute(*runs, **options):
+    execute_runs(runs, [sys.executable, "-S"], "title", **options)
+
+
+def count(run):
+    return len((run.folder / "count").read_text())
+
+
+def test_finished_runs_are_passed_over(make_run, capsys):
+    runs = [make_run("a"), make_run("b", "--x", "1")]
+    execute(runs[0])
+    execute(*runs)
+    assert [count(run) for run in runs] == [1, 1]
+    assert "title: b (2 of 2)" in capsys.readouterr().out  # a line each where there is no terminal for a bar
+    assert f"--x 1 --output_dir {runs[1].folder}\n" in runs[1].log.read_text()
+
+
+def test_what_may_have_changed_is_asked_for_again(make_run, tmp_path):
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("x: 1")
+    run = make_run("a", "--recipe", str(recipe))
+    execute(run)
+    execute(make_run("a", "--recipe", str(recipe), "--seed", "1"))
+    assert count(run) == 2  # the script is there to refuse another run
+    execute(run)
+    execute(run)
+    assert count(run) == 3
+    os.utime(recipe, ns=(1, 1))
+    execute(run)
+    assert count(run) == 4
+    (run.folder / "done").unlink()
+    execute(run)
+    assert count(run) == 5
+    assert run.log.read_text().count("--output_dir") == 10  # logs of earlier starts are kept
+
+
+def test_failures_name_their_reason_and_their_log(make_run):
+    broken = make_run("c", "--fail")
+    with pytest.raises(UserError, match=r"c failed \(script.py: error: it is broken\).*c\.log"):
+        execute(broken, make_run("d"))
+    assert not make_run("d").folder.exists()
+    with pytest.raises(UserError, match="it is broken"):
+        execute(broken)
+    with pytest.raises(UserError, match="e failed"):  # without an error, but without a result, too
+        execute(make_run("e", "--idle"))
+    execute(make_run("c", "--fail"), make_run("d"), tolerated="it is broken")
+    assert (make_run("d").folder / "done").exists()
+    for run, tolerated in ((broken, None), (make_run("f", "--fail"), "something else")):
+        with pytest.raises(UserError, match="it is broken"):
+            execute(run, tolerated=tolerated)
+
+
+@pytest.mark.parametrize(("devices", "launches"), [(0, False), (1, False), (2, True)])
+def test_several_devices_are_used_by_a_launcher(monkeypatch, devices, launches):
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: devices > 0)
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: devices)
+    assert choose_launcher(None) == [sys.executable, *(["-m", "accelerate.commands.launch"] if launches else [])]
+    assert choose_launcher("torchrun --nproc_per_node 2") == ["torchrun", "--nproc_per_node", "2"]
+
+
+def test_results_name_the_settings_of_the_allocator(monkeypatch):
+    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "1")
+    origin = format_origin(describe_environment(), "python scripts/benchmark.py --x", ["abc", "def"])
+    assert origin.startswith("Written by the command below at abc, def: ")
+    assert "thread(s), MALLOC_TRIM_THRESHOLD_=1." in origin
+    assert "```bash\npython scripts/benchmark.py --x\n```" in origin
