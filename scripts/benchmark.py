@@ -31,9 +31,7 @@ class BenchmarkArguments(MeasurementArguments):
 
     models: list[str] | None = field(
         default=None,
-        metadata={
-            "help": f"Any of {', '.join(MODELS)}. By default all, or sktformer where it is compared with itself."
-        },
+        metadata={"help": f"Any of {', '.join(MODELS)}. By default all, or sktformer where it is alone."},
     )
     lengths: list[int] = field(
         default_factory=lambda: [512, 1024, 2048, 3072, 4096, 8192, 16384], metadata={"help": "Tokens in an input."}
@@ -104,8 +102,9 @@ class BenchmarkArguments(MeasurementArguments):
         # Samples, windows and patches of the models do not fit into fewer tokens.
         if not self.lengths or self.lengths[0] < 16:
             raise UserError(f"--lengths {' '.join(map(str, self.lengths))}: each must be at least 16 tokens.")
-        if self.tokens_per_batch and any(self.tokens_per_batch % length for length in self.lengths):
-            raise UserError(f"--tokens_per_batch {self.tokens_per_batch} must be a multiple of each of --lengths.")
+        odd = [str(length) for length in self.lengths if (self.tokens_per_batch or 0) % length]
+        if odd:
+            raise UserError(f"--tokens_per_batch {self.tokens_per_batch} is no multiple of --lengths {' '.join(odd)}.")
         if self.made_for and self.lengths[-1] >= self.made_for:
             raise UserError(f"--made_for {self.made_for} must be more than --lengths, which has {self.lengths[-1]}.")
         if self.padded and not self.made_for:

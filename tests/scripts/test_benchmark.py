@@ -32,7 +32,7 @@ def test_ratios_are_taken_in_each_round():
 def test_a_busy_machine_is_said():
     row = {"reason": None, "step_time_ms": 100.0, "step_cpu_time_ms": 100.0}
     section = {"key": {"device": "cpu"}, "environment": {"threads": 2}, "rows": [{"reason": "over 60 s"}, row]}
-    assert "50 %" in report.busy_machine_warning(section)[0]
+    assert "50%" in report.busy_machine_warning(section)[0]
     assert report.busy_machine_warning({**section, "environment": {"threads": 1}}) == []
     assert report.busy_machine_warning({**section, "key": {"device": "cuda"}}) == []
 
@@ -83,7 +83,7 @@ class QuickBenchmark:
 def quick(monkeypatch, tmp_path):
     run = QuickBenchmark(tmp_path, monkeypatch)
     monkeypatch.setattr(cells, "prepare_step", run.prepare_step)
-    monkeypatch.setattr(cells, "probe", lambda *arguments: Probe(2**20, 0.01))
+    monkeypatch.setattr(cells, "probe_step", lambda *arguments: Probe(2**20, 0.01))
     return run
 
 
@@ -235,7 +235,7 @@ def test_profile_is_a_section_too(quick):
     (section,) = quick.run(*flags, name="speed_profile")
     assert section["key"]["dropout"] == [0.1]
     text = (quick.folder / "speed_profile.md").read_text()
-    assert "### 64 tokens" in text
+    assert "### LRA model, 64 tokens" in text
     assert text.count("\n| ") == len(section["profiles"][0]["parts"]) + 1
     assert "--profile --lengths 64" in text.split("Written by")[1]
 

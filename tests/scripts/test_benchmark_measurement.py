@@ -25,9 +25,8 @@ from modeling_sktformer import folded_attention, folded_stem
 
 
 def test_slow_steps_take_part_in_fewer_rounds():
-    calls = []
-    steps = {name: lambda name=name: calls.append(name) for name in "AB"}
-    times = time_interleaved(steps, 3, warmup=2, fewer_rounds={"B": 1})
+    calls: list[str] = []
+    times = time_interleaved({name: partial(calls.append, name) for name in "AB"}, 3, warmup=2, fewer_rounds={"B": 1})
     # From its second turn on a step is known to be short, and taken once more before it counts.
     assert "".join(calls) == "A" + "AAB" + "AABB" + "AA" + "AA"
     assert [len(times[name]) for name in "AB"] == [3, 1]
@@ -47,6 +46,20 @@ def test_ratios_are_taken_in_each_round():
     assert median_ratio(slow, fast) == 2.5
     assert median_ratio(slow, fast, "cpu") == 3.0
     assert median_ratio(slow, fast[:1]) == 2.0  # a slow step took part in the first round alone
+
+
+def test_steps_that_fail_leave_the_others_in_turn():
+    def fail():
+        raise RuntimeError("no | kernel. Sorry.")
+
+    steps = {"good": lambda: None, "bad": fail}
+    failures: dict[str, str | None] = {"good": None}
+    times = time_interleaved(steps, 2, failures=failures)
+    assert failures == {"good": None, "bad": "no / kernel"}
+    assert [len(times[name]) for name in ("good", "bad")] == [2, 0]
+    assert set(steps) == {"good"}
+    with pytest.raises(RuntimeError, match="kernel"):
+        time_interleaved({"bad": fail}, 2)
 
 
 def allocate(num_bytes):

@@ -50,12 +50,12 @@ class MeasurementArguments:
     compile: bool = field(default=False, metadata={"help": "Compile every model with torch.compile."})
 
     def __post_init__(self) -> None:
-        for flag, value, least in (("rounds", self.rounds, 1), ("warmup", self.warmup, 0)):
-            if value < least:
-                raise UserError(f"--{flag} {value} must be at least {least}.")
-        for flag, limit in (("time_limit_s", self.time_limit_s), ("memory_limit_gib", self.memory_limit_gib)):
-            if limit is not None and limit <= 0:
-                raise UserError(f"--{flag} {limit} must be more than 0.")
+        for flag in ("rounds", "time_limit_s", "memory_limit_gib"):
+            value = getattr(self, flag)
+            if value is not None and value <= 0:
+                raise UserError(f"--{flag} {value} must be more than 0.")
+        if self.warmup < 0:
+            raise UserError(f"--warmup {self.warmup} must not be negative.")
         if self.device == "cuda" and not torch.cuda.is_available():
             raise UserError("--device cuda: there is no CUDA device here; leave the flag out or pass --device cpu.")
         self.device = "cpu" if self.device == "cpu" or not torch.cuda.is_available() else "cuda"
@@ -100,7 +100,7 @@ def measure_cells(
             continue
         turns = len(cell.workloads) + arguments.warmup_rounds + arguments.rounds
         what = f"{number}/{len(cells)}: {cell.baseline.mode}, {cell.baseline.length:,} tokens"
-        with tqdm(total=turns, desc=what, unit="turn") as progress:
+        with tqdm(total=turns, desc=what, unit="turn", disable=None) as progress:
             new = measure_cell(cell, setting, arguments, rows, progress)
         rows += new
         yield new
@@ -118,7 +118,7 @@ def measure_cell(
         )
         if reasons[workload] is None:
             try:
-                probes[workload] = probe(workload, setting, arguments)
+                probes[workload] = probe_step(workload, setting, arguments)
             except StepFailure as failure:
                 reasons[workload] = str(failure)
         progress.update()
@@ -128,12 +128,9 @@ def measure_cell(
             steps[workload] = prepare_step(workload, setting, arguments)
         except Exception as error:
             reasons[workload] = failure_reason(error)
-    fewer = {
-        workload: max(1, int(arguments.rounds * arguments.time_limit_s / probes[workload].wall))
-        for workload in steps
-        if probes[workload].wall > arguments.time_limit_s
-    }
-    times = measurement.time_interleaved(steps, arguments.rounds, arguments.warmup_rounds, fewer, reasons, progress)
+    rounds, limit = arguments.rounds, arguments.time_limit_s
+    fewer = {name: max(1, int(rounds * limit / probe.wall)) for name, probe in probes.items() if probe.wall > limit}
+    times = measurement.time_interleaved(steps, rounds, arguments.warmup_rounds, fewer, reasons, progress)
     steps.clear()
     gc.collect()
     if setting.device == "cuda":
@@ -172,7 +169,7 @@ def prepare_step(workload: Workload, setting: Setting, arguments: MeasurementArg
     return partial(measurement.run_alone, measure, partial(make_step, workload, setting), preload=_PRELOADED)
 
 
-def probe(workload: Workload, setting: Setting, arguments: MeasurementArguments) -> Probe:
+def probe_step(workload: Workload, setting: Setting, arguments: MeasurementArguments) -> Probe:
     """
     Measure one step's memory, alone.
 

@@ -121,21 +121,16 @@ def _count_smoother(config: Any, batch_size: int, length: int) -> dict[str, floa
 
 def _count_full_attention(config: Any, batch_size: int, length: int) -> dict[str, float]:
     """BERT and ModernBERT, whose windows are a mask over all pairs of tokens."""
-    return {
-        "projections": _projections(config, batch_size, length, 4),
-        "attention": 2 * batch_size * length**2 * config.hidden_size,
-    }
+    return _parts(config, batch_size * length, 4, 2 * batch_size * length**2 * config.hidden_size)
 
 
 def _count_nystromformer(config: Any, batch_size: int, length: int) -> dict[str, float]:
     width, num_heads, num_landmarks = config.hidden_size, config.num_attention_heads, config.num_landmarks
     inverse = 6 * 4 * num_heads * num_landmarks**3  # 6 steps of 4 products
     kernels = 4 * length * num_landmarks * width + num_landmarks**2 * width
-    return {
-        "projections": _projections(config, batch_size, length, 4),
-        "attention": batch_size * (kernels + length * num_landmarks**2 * num_heads + inverse),
-        "convolution": batch_size * length * width * config.conv_kernel_size,
-    }
+    convolution = length * width * config.conv_kernel_size
+    products = kernels + length * num_landmarks**2 * num_heads + inverse + convolution
+    return _parts(config, batch_size * length, 4, batch_size * products)
 
 
 def _count_fnet(config: Any, batch_size: int, length: int) -> dict[str, float]:
@@ -150,10 +145,8 @@ def _count_bigbird(config: Any, batch_size: int, length: int) -> dict[str, float
     num_blocks = _padded(length, block) // block
     # First and last block read everything, their neighbours 4 blocks and the random ones, the others 5 and these.
     pairs = 2 * num_blocks + 2 * (4 + num_random) + (num_blocks - 4) * (5 + num_random)
-    return {
-        "projections": _projections(config, batch_size, num_blocks * block, 4),
-        "attention": 2 * batch_size * pairs * block**2 * config.hidden_size,
-    }
+    products = 2 * batch_size * pairs * block**2 * config.hidden_size
+    return _parts(config, batch_size * num_blocks * block, 4, products)
 
 
 def _count_longformer(config: Any, batch_size: int, length: int) -> dict[str, float]:
@@ -162,16 +155,13 @@ def _count_longformer(config: Any, batch_size: int, length: int) -> dict[str, fl
     num_halves = 2 * padded // window
     scores = (num_halves - 1) * window**2
     contexts = num_halves * (window // 2) * (3 * window // 2)
-    return {
-        # Global attention has projections of its own: keys and values of all tokens, the query of one.
-        "projections": _projections(config, batch_size, padded, 6),
-        "attention": batch_size * (scores + contexts + 4 * padded) * config.hidden_size,
-    }
+    products = batch_size * (scores + contexts + 4 * padded) * config.hidden_size
+    # Global attention has projections of its own: keys and values of all tokens, the query of one.
+    return _parts(config, batch_size * padded, 6, products)
 
 
 def _count_reformer(config: Any, batch_size: int, length: int) -> dict[str, float]:
     """The mean layer of a stack of local and LSH layers."""
-    width = config.hidden_size
     share = {kind: config.attn_layers.count(kind) / len(config.attn_layers) for kind in ("local", "lsh")}
     keys = {  # that a query sees
         "local": config.local_attn_chunk_length * (1 + config.local_num_chunks_before + config.local_num_chunks_after),
@@ -184,26 +174,19 @@ def _count_reformer(config: Any, batch_size: int, length: int) -> dict[str, floa
         num_buckets, keys = 0, dict.fromkeys(keys, length)
     attention = sum(share[kind] * 2 * keys[kind] for kind in keys)
     hashing = share["lsh"] * config.num_hashes * num_buckets / 2
-    return {
-        # LSH layers have one projection for queries and keys.
-        "projections": _projections(config, batch_size, length, 4 - share["lsh"]),
-        "attention": batch_size * length * width * (attention + hashing),
-    }
+    num_tokens = batch_size * length
+    # LSH layers have one projection for queries and keys.
+    return _parts(config, num_tokens, 4 - share["lsh"], num_tokens * config.hidden_size * (attention + hashing))
 
 
 def _count_low_rank(config: Any, batch_size: int, length: int) -> dict[str, float]:
     """Linformer and Performer: two products that make keys smaller, two of attention to them."""
     rank = getattr(config, "projected_length", None) or config.num_random_features
-    products = 2 * batch_size * length * rank * config.hidden_size
-    return {
-        "projections": _projections(config, batch_size, length, 4),
-        "reduction": products,
-        "attention": products,
-    }
+    return _parts(config, batch_size * length, 4, 4 * batch_size * length * rank * config.hidden_size)
 
 
-def _projections(config: Any, batch_size: int, length: int, num_matrices: float) -> float:
-    return num_matrices * batch_size * length * config.hidden_size**2
+def _parts(config: Any, num_tokens: int, num_projections: float, products: float) -> dict[str, float]:
+    return {"projections": num_projections * num_tokens * config.hidden_size**2, "attention": products}
 
 
 def _window(config: Any) -> int:

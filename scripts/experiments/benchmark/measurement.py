@@ -101,6 +101,17 @@ def _take(step: Callable[[], Any]) -> tuple[dict[str, float], Any]:
     return {"wall": time.perf_counter() - wall, "cpu": time.process_time() - cpu}, result
 
 
+def wait_for_device(step: Callable[[], Any], device: str) -> Callable[[], None]:
+    """A step that ends when the device has done its work."""
+
+    def run() -> None:
+        step()
+        if device == "cuda":
+            torch.cuda.synchronize()
+
+    return run
+
+
 def median_ratio(times: list[dict], baseline: list[dict], clock: str = "wall") -> float:
     """Median of a step's time divided by the baseline's in the same round, over the rounds that both took part in."""
     return statistics.median(own[clock] / other[clock] for own, other in zip(times, baseline, strict=False))
@@ -146,18 +157,17 @@ def run_alone(
     if forks:
         context.set_forkserver_preload(list(preload))
     receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(
-        target=_send_result, args=(sender, torch.get_num_threads(), memory_limit, measure, make_step)
-    )
+    what = (sender, torch.get_num_threads(), memory_limit, measure, make_step)
+    process = context.Process(target=_send_result, args=what)
     process.start()
     sender.close()
     try:
         result = receiver.recv()
     except EOFError as error:
         process.join()
-        if process.exitcode == -9:  # what Linux does to a process when memory is short
-            raise StepFailure(OUT_OF_MEMORY) from error
-        raise StepFailure(f"The process that took the step ended with status {process.exitcode}") from error
+        killed = process.exitcode == -9  # which Linux does to a process when memory is short
+        status = f"The process that took the step ended with status {process.exitcode}"
+        raise StepFailure(OUT_OF_MEMORY if killed else status) from error
     finally:
         process.join()
     if isinstance(result, str):
@@ -165,13 +175,11 @@ def run_alone(
     return result
 
 
-def _send_result(
-    sender: Any, num_threads: int, memory_limit: int | None, measure: Callable, make_step: Callable
-) -> None:
+def _send_result(sender: Any, num_threads: int, limit: int | None, measure: Callable, make_step: Callable) -> None:
     torch.set_num_threads(num_threads)
     try:
-        if memory_limit is not None:
-            _limit_memory(memory_limit)
+        if limit is not None:
+            _limit_memory(limit)
         sender.send(measure(make_step))
     except Exception as error:
         sender.send(failure_reason(error))

@@ -18,6 +18,7 @@ from transformers import AttentionInterface, AutoModelForSequenceClassification,
 from transformers.utils import logging
 
 from experiments.architectures import length_fields, resize_config
+from experiments.benchmark.measurement import wait_for_device
 from modeling_sktformer import SKTformerConfig, available_presets, load_preset
 
 
@@ -33,21 +34,19 @@ class Encoder:
 MODELS = {
     "sktformer": Encoder("SKTformer", "sktformer"),
     "bert-eager": Encoder("BERT (eager)", "bert"),
-    "bert-sdpa": Encoder(
-        "BERT (SDPA)", "bert", "fused attention, which dropout unfuses on CPUs, in other models too."
-    ),
+    "bert-sdpa": Encoder("BERT (SDPA)", "bert", "fused attention, on CPUs without dropout alone, as in other models."),
     "modernbert": Encoder(
         "ModernBERT", "modernbert", "three feed-forward matrices, not two; every third layer global."
     ),
     "nystromformer": Encoder("Nyströmformer", "nystromformer", "64 landmarks, half the length below 128 tokens."),
     "fnet": Encoder("FNet", "fnet"),
-    "bigbird": Encoder("BigBird", "big_bird", "blocks of 64, 3 random ones, without dropout; below 705 tokens all."),
+    "bigbird": Encoder("BigBird", "big_bird", "blocks of 64, 3 random ones, without dropout; full up to 704 tokens."),
     "longformer": Encoder("Longformer", "longformer", "window of 512 tokens, global attention from the first token."),
-    "reformer": Encoder("Reformer", "reformer", "local and LSH layers in turn, one hash; computes layers twice."),
-    "linformer": Encoder("Linformer", "bert", "projected length 256; our implementation of the paper's equations."),
-    "performer": Encoder(
-        "Performer", "bert", "FAVOR+, 4 random features per column, 64 to 256; implemented here, too."
+    "reformer": Encoder(
+        "Reformer", "reformer", "local and LSH layers in turn, one hash; runs layers again backwards."
     ),
+    "linformer": Encoder("Linformer", "bert", "projected length 256; our implementation of the paper's equations."),
+    "performer": Encoder("Performer", "bert", "FAVOR+, 4 random features per column, 64 to 256; our implementation."),
 }
 # The paper's model for the Text task of Long Range Arena (Table 4), and the presets.
 SIZES = {"lra": "LRA model"} | {
@@ -55,7 +54,6 @@ SIZES = {"lra": "LRA model"} | {
     for name in (preset.removeprefix("sktformer-") for preset in available_presets())
 }
 NUM_LABELS = 2
-_WARM_LENGTH = 128
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -202,49 +200,36 @@ def make_step(workload: Workload, setting: Setting) -> Callable[[], None]:
     model.train(workload.mode == "training")
     inputs = make_inputs(workload, setting)
     forward = cast(Callable[..., Any], torch.compile(model, dynamic=False) if setting.compile else model)
-    on_cuda = setting.device == "cuda"
-
-    def autocast() -> contextlib.AbstractContextManager:
-        return torch.autocast(setting.device, precision) if setting.autocast else contextlib.nullcontext()
+    autocast = torch.autocast(setting.device, precision) if setting.autocast else contextlib.nullcontext()
 
     def infer() -> None:
-        with torch.inference_mode(), autocast():
+        with torch.inference_mode(), autocast:
             forward(**inputs)
-        if on_cuda:
-            torch.cuda.synchronize()
 
     if workload.mode == "inference":
         del inputs["labels"]
-        return infer
+        return wait_for_device(infer, setting.device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
 
     def train() -> None:
         optimizer.zero_grad()
-        with autocast():
+        with autocast:
             loss = forward(**inputs).loss
         loss.backward()
         optimizer.step()
-        if on_cuda:
-            torch.cuda.synchronize()
 
-    return train
+    return wait_for_device(train, setting.device)
 
 
 def make_warm_step(workload: Workload, setting: Setting) -> Callable[[], None]:
     """As [`make_step`], after a step on short inputs: what libraries load when they are first used is loaded then."""
-    short = min(workload.length, _WARM_LENGTH)
+    short = min(workload.length, 128)
     make_step(replace(workload, length=short, positions=short), setting)()
     return make_step(workload, setting)
 
 
 def linformer_attention(
-    module: Any,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    mask: None,
-    dropout: float,
-    **options: Any,
+    module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: None, dropout: float, **kwargs: Any
 ) -> tuple[torch.Tensor, None]:
     """
     Attention to keys and values that learned matrices have shortened from S to k tokens.
@@ -262,7 +247,7 @@ def linformer_attention(
 
 
 def _attend_performer(
-    module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *mask: None, **options: Any
+    module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *mask: None, **kwargs: Any
 ) -> tuple[torch.Tensor, None]:
     """The features are drawn once and shared by the heads; dropout has no attention matrix that it could act on."""
     return performer_attention(query, key, value, module.features).transpose(1, 2), None

@@ -16,8 +16,8 @@ from torch.utils.benchmark import Timer, timer
 from tqdm import tqdm
 
 from experiments.benchmark.counts import FILTER_PRODUCTS, TRANSFORMS, count_operations
-from experiments.benchmark.measurement import time_interleaved
-from experiments.benchmark.models import PRECISIONS, Setting, Workload, build_config, build_model, make_inputs
+from experiments.benchmark.measurement import time_interleaved, wait_for_device
+from experiments.benchmark.models import PRECISIONS, SIZES, Setting, Workload, build_config, build_model, make_inputs
 from experiments.results import format_table
 
 
@@ -37,46 +37,26 @@ _COUNTED = {
 
 
 def profile_steps(workloads: Sequence[Workload], setting: Setting, rounds: int) -> dict[str, Any]:
-    """
-    Measure where the time of training steps goes.
-
-    Args:
-        workloads (sequence of [`Workload`]): SKTformers made for the length of their inputs.
-        setting ([`Setting`]): What they have in common.
-        rounds (`int`): How often each part is timed.
-
-    Returns:
-        `dict`: the machine's rate at matrix products, `matmul_gflops`, and the parts of each step, `profiles`.
-    """
+    """The machine's rate at matrix products, `matmul_gflops`, and the parts of SKTformers' steps, `profiles`."""
     rate = measure_matmul_rate(setting)
     profiles = [
         {"size": workload.size, "length": workload.length, "parts": profile_step(workload, setting, rounds, rate)}
-        for workload in tqdm(workloads, desc="Profile", unit="length")
+        for workload in tqdm(workloads, desc="Profile", unit="length", disable=None)
     ]
     return {"matmul_gflops": rate / 1e9, "profiles": profiles}
-
-
-def profile_clock(setting: Setting) -> str:
-    """Processors are timed by what they work, which waiting for other programs does not change."""
-    return "wall" if setting.device == "cuda" else "cpu"
 
 
 def measure_matmul_rate(setting: Setting, size: int = 2048) -> float:
     """Floating-point operations per second of the fastest of seven products of large square matrices."""
     left, right = torch.randn(2, size, size, device=setting.device).to(PRECISIONS[setting.precision])
-    clock = time.process_time if profile_clock(setting) == "cpu" else timer
+    clock = time.process_time if setting.device == "cpu" else timer
     product = Timer("torch.mm(left, right)", timer=clock, globals=locals(), num_threads=torch.get_num_threads())
     return 2 * size**3 / min(product.timeit(1).median for _ in range(7))
 
 
 @dataclass(eq=False)
 class ModuleCall:
-    """
-    One call of a module, to be repeated alone.
-
-    `arguments`, `options`: what it was called with, floating-point tensors detached and with gradients of their own.
-    `output`: one floating-point tensor that it returned.
-    """
+    """A call of a module, to be repeated alone: inputs with gradients of their own, one tensor that it returned."""
 
     module: nn.Module
     arguments: tuple
@@ -138,7 +118,7 @@ def profile_step(workload: Workload, setting: Setting, rounds: int, matmul_rate:
     processors are those of all threads together.
 
     Args:
-        workload ([`Workload`]): An SKTformer in training.
+        workload ([`Workload`]): An SKTformer in training, made for the length of its inputs.
         setting ([`Setting`]): Depth, precision, device.
         rounds (`int`): How often each part is timed.
         matmul_rate (`float`): Floating-point operations per second of large matrix products.
@@ -165,8 +145,9 @@ def profile_step(workload: Workload, setting: Setting, rounds: int, matmul_rate:
     steps["optimizer"] = optimizer.step
     for call in calls:
         steps |= {(call, False): call.run_forward, (call, True): call.run_both}
-    times = time_interleaved({name: _wait_for(step, setting.device) for name, step in steps.items()}, rounds)
-    clock = profile_clock(setting)
+    times = time_interleaved({name: wait_for_device(step, setting.device) for name, step in steps.items()}, rounds)
+    # Processors are timed by what they work, which waiting for other programs does not change.
+    clock = "cpu" if setting.device == "cpu" else "wall"
     fastest = {name: 1000 * min(entry[clock] for entry in entries) for name, entries in times.items()}
 
     counted = count_operations("sktformer", config, workload.batch_size, workload.length)
@@ -238,28 +219,18 @@ def profile_pieces(model: Any, hidden_states: torch.Tensor) -> list[tuple[str, i
     ]
 
 
-def _wait_for(step: Callable[[], Any], device: str) -> Callable[[], None]:
-    def run() -> None:
-        step()
-        if device == "cuda":
-            torch.cuda.synchronize()
-
-    return run
-
-
 def format_profile(section: Mapping) -> list[str]:
-    """The profiles of a section, as lines of Markdown."""
-    lines = [
+    """The profiles of a section, as paragraphs of Markdown."""
+    paragraphs = [
         "Each part alone on the inputs that it has in the model, all layers together, the fastest of "
         f"{section['plan']['rounds']} interleaved rounds. GFLOP counts matrix products, convolutions and Fourier "
         "transforms of both passes; MiB is what the forward pass reads and writes at least; the last column holds the "
         f"part's rate against that of large matrix products here, {section['matmul_gflops']:.1f} GFLOP/s. "
         + ("Times are processor time. " if section["key"]["device"] == "cpu" else "")
-        + '"Projections" are linear maps that attention calls; folded attention (`folded_attention.py`) has none.',
-        "",
+        + '"Projections" are linear maps that attention calls; folded attention (`folded_attention.py`) has none.'
     ]
     header = ["part", "forward, ms", "backward, ms", "share of the step", "GFLOP", "MiB", "of the matrix-product rate"]
-    for entry in section["profiles"]:
+    for profile in section["profiles"]:
         rows = [
             [
                 row["part"],
@@ -269,7 +240,8 @@ def format_profile(section: Mapping) -> list[str]:
                 f"{row['mib']:.1f}" if "mib" in row else "",
                 f"{row['matmul_share']:.0%}" if row.get("gflop") else "",
             ]
-            for row in entry["parts"]
+            for row in profile["parts"]
         ]
-        lines += [f"### {entry['length']:,} tokens", "", *format_table(header, rows), ""]
-    return lines
+        title = f"### {SIZES[profile['size']]}, {profile['length']:,} tokens"
+        paragraphs += [title, "\n".join(format_table(header, rows))]
+    return paragraphs

@@ -36,7 +36,8 @@ COMPARISONS = {
     "scaling": (
         "Step time and memory against length, for the same number of tokens",
         "Sequence classification by SKTformer, each model made for its length. Every batch holds the same number of "
-        f"tokens, so that ratios to the shortest length are those of a token. {_STEPS}",
+        "tokens, so that ratios to the shortest length are those of a token; positions, and with them the optimizer's "
+        f"part, are as many as the length. {_STEPS}",
     ),
     "short_inputs": (
         "What short inputs cost a model made for longer ones",
@@ -103,7 +104,7 @@ def load_sections(path: Path) -> list[dict[str, Any]]:
         return []
     try:
         sections = json.loads(path.read_text(encoding="utf-8"))["sections"]
-        return [section for section in sections if section["key"]["comparison"]]
+        return [section for section in sections if COMPARISONS[section["key"]["comparison"]]]
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(
             f"{path} holds no results of this script ({one_line(error)}); choose another --results_name."
@@ -178,47 +179,38 @@ def format_document(sections: Sequence[Mapping], name: str) -> str:
     """All sections as Markdown."""
     comparisons = list(dict.fromkeys(section["key"]["comparison"] for section in sections))
     measured = {row["model"] for section in sections for row in section["rows"]}
-    lines = [f"# {COMPARISONS[comparisons[0]][0]}", ""]
-    for comparison in comparisons:
-        lines += [COMPARISONS[comparison][1], ""]
     notes = [f"- {model.title}: {model.note}" for name, model in MODELS.items() if name in measured and model.note]
-    lines += [*notes, ""] if notes else []
+    paragraphs = [f"# {COMPARISONS[comparisons[0]][0]}", *(COMPARISONS[comparison][1] for comparison in comparisons)]
+    paragraphs += ["\n".join(notes)] if notes else []
     for section in sections:
-        lines += format_section(section, name)
-    return "\n".join(lines)
+        paragraphs += format_section(section, name)
+    return "\n\n".join(paragraphs) + "\n"
 
 
 def format_section(section: Mapping, name: str) -> list[str]:
-    """The lines of one section, down to the command that measured it."""
+    """The paragraphs of one section, down to the command that measured it."""
     comparison, title = section["key"]["comparison"], section_title(section)
-    lines = [f"## {title}", ""]
+    paragraphs = [f"## {title}"]
     if not section["finished"]:
-        lines += ["Unfinished: what is missing has not been measured yet.", ""]
-    if comparison == "speed_profile":
-        lines += format_profile(section)
-    else:
-        lines += busy_machine_warning(section)
+        paragraphs.append("Unfinished: what is missing has not been measured yet.")
+    paragraphs += format_profile(section) if comparison == "speed_profile" else busy_machine_warning(section)
     for group, rows in section_groups(section).items():
         tables = _format_speeds if comparison == "speed" else _format_multiples
-        lines += [f"### {group}", "", *tables(rows, section["plan"])]
+        paragraphs += [f"### {group}", *tables(rows, section["plan"])]
     if comparison in ("speed", "scaling"):
-        lines += [f"![Time and memory against length: {title}]({picture_name(section, name)})", ""]
-    return [*lines, format_origin(section["environment"], section["command"], section["commits"]), ""]
+        paragraphs.append(f"![Time and memory against length: {title}]({picture_name(section, name)})")
+    return [*paragraphs, format_origin(section["environment"], section["command"], section["commits"])]
 
 
 def busy_machine_warning(section: Mapping) -> list[str]:
     """A paragraph if the steps had to wait for other programs, which makes ratios by the clock a matter of luck."""
-    measured = [row for row in section["rows"] if row["reason"] is None]
-    if section["key"]["device"] != "cpu" or not measured:
-        return []
-    threads = section["environment"]["threads"]
-    share = statistics.median(row["step_cpu_time_ms"] / row["step_time_ms"] / threads for row in measured)
-    if share > 0.8:
+    rows = [row for row in section["rows"] if row["reason"] is None]
+    shares = [row["step_cpu_time_ms"] / row["step_time_ms"] / section["environment"]["threads"] for row in rows]
+    if section["key"]["device"] != "cpu" or not shares or statistics.median(shares) > 0.8:
         return []
     return [
-        f"The threads of a step computed during {100 * share:.0f} % of its time by the clock: they waited for one "
-        "another or for other programs. Ratios of processor time are the ones to read.",
-        "",
+        f"The threads of a step computed during {statistics.median(shares):.0%} of its time by the clock: they waited "
+        "for one another or for other programs. Ratios of processor time are the ones to read."
     ]
 
 
@@ -228,30 +220,22 @@ def _format_speeds(rows: Sequence[Mapping], plan: Mapping) -> list[str]:
     return [
         f"Steps per second, and in brackets the multiple of {baseline}'s speed: medians over {plan['rounds']} "
         "interleaved rounds, of the ratio in a round.",
-        "",
-        *_model_table(
-            rows, lambda row: f"{_digits(1000 / row['step_time_ms'])}{_show(row['speed_ratio'], ' ({:.2f})')}"
-        ),
-        "",
+        _model_table(rows, lambda row: _digits(1000 / row["step_time_ms"]) + _show(row["speed_ratio"], " ({:.2f})")),
         "Peak memory of a step beyond the model's weights, MiB.",
-        "",
-        *_model_table(rows, lambda row: f"{row['peak_memory_mib']:,.0f}"),
-        "",
+        _model_table(rows, lambda row: f"{row['peak_memory_mib']:,.0f}"),
         f"Multiple of {baseline}'s speed by the clock / by processor time / expected from counted multiply-adds.",
-        "",
-        *_model_table(rows, lambda row: " / ".join(_show(row[ratio]) or "-" for ratio in RATIOS[:3])),
-        "",
+        _model_table(rows, lambda row: " / ".join(_show(row[ratio]) or "-" for ratio in RATIOS[:3])),
     ]
 
 
-def _model_table(rows: Sequence[Mapping], cell: Callable[[Mapping], str]) -> list[str]:
+def _model_table(rows: Sequence[Mapping], cell: Callable[[Mapping], str]) -> str:
     """A table of models (rows) and lengths (columns); where nothing was measured the cell says why."""
     lengths = sorted({row["length"] for row in rows})
     table = []
     for model in dict.fromkeys(row["model"] for row in rows):
         own = {row["length"]: row for row in rows if row["model"] == model}
         table.append([MODELS[model].title, *(own[n]["reason"] or cell(own[n]) if n in own else "" for n in lengths)])
-    return format_table(["model", *(f"{length:,}" for length in lengths)], table)
+    return "\n".join(format_table(["model", *(f"{length:,}" for length in lengths)], table))
 
 
 def _format_multiples(rows: Sequence[Mapping], plan: Mapping) -> list[str]:
@@ -263,18 +247,16 @@ def _format_multiples(rows: Sequence[Mapping], plan: Mapping) -> list[str]:
             *(f"{row[name]:,}" for name in ("length", "positions", "batch_size")),
             row["reason"] or f"{row['step_time_ms']:,.0f}",
             _show(row["speed_ratio"] and 1 / row["speed_ratio"]),
-            f"{row.get('step_cpu_time_ms', 0):,.0f}",
+            _show(row.get("step_cpu_time_ms"), "{:,.0f}"),
             _show(row["cpu_speed_ratio"] and 1 / row["cpu_speed_ratio"]),
-            f"{row.get('peak_memory_mib', 0):,.0f}",
+            _show(row.get("peak_memory_mib"), "{:,.0f}"),
             _show(row["memory_ratio"]),
         ]
         for row in rows
     ]
     return [
         f"Times are medians over {plan['rounds']} interleaved rounds, their ratios medians of the ratio in a round.",
-        "",
-        *format_table([*header, "peak memory, MiB", "ratio"], table),
-        "",
+        "\n".join(format_table([*header, "peak memory, MiB", "ratio"], table)),
     ]
 
 
