@@ -22,26 +22,18 @@ from typing import Any
 from datasets import Dataset
 from transformers import DataCollatorWithPadding, PreTrainedModel, PreTrainedTokenizerBase
 
+from experiments import training as progress
 from experiments.architectures import longest_input
 from experiments.arguments import CONFIGURATION, Command, UserError, parse_command, run_script
 from experiments.classification.data import TextArguments, TextData, load_texts
 from experiments.classification.labels import SINGLE, checkpoint_problem, format_names
 from experiments.classification.metrics import METRICS, compute_metrics, measure, measure_baselines, probabilities
-from experiments.classification.predictions import write_answers
+from experiments.classification.report import format_results, write_answers, write_text_card
 from experiments.fine_tuning import FineTuningArguments, Job, best_trial, check_job, fingerprint_rows, predict, run_job
-from experiments.model_card import CardFacts, format_scores, write_card
 from experiments.models import CheckpointArguments, LoraArguments, add_lora, load_classifier
 from experiments.results import write_atomically, write_json
 from experiments.run_folder import recorded_arguments
 from experiments.text import classifier
-from experiments.training import (
-    announce,
-    describe_devices,
-    describe_model,
-    describe_recipe,
-    leave_process_group,
-    prepare,
-)
 
 
 @dataclass
@@ -56,8 +48,8 @@ ARGUMENTS = (CheckpointArguments, LoraArguments, TextArguments, ClassificationAr
 
 def main() -> None:
     command = parse_command(ARGUMENTS, __doc__, CONFIGURATION / "classification" / "base.yaml")
-    checkpoint, lora, texts, training = command.groups
-    prepare(training, command.given)
+    checkpoint, _, texts, training = command.groups
+    progress.prepare(training, command.given)
     folder, trains = Path(training.output_dir), training.do_train
     if texts.baseline and not trains:
         raise UserError(f"--baseline {texts.baseline} learns from the training texts; add --do_train.")
@@ -79,15 +71,15 @@ def main() -> None:
     collator = classifier.make_collator(tokenizer, length, texts.pad_to_max_length)
     job = make_job(command, data, splits, collator) if "validation" in splits else None
     finished = job and check_job(folder, job.identity, training, [checkpoint.model_name_or_path, *texts.inputs()])
-    announce(
-        recipe=describe_recipe(command.recipes, training),
+    progress.announce(
+        recipe=progress.describe_recipe(command.recipes, training),
         texts=f"{', '.join(data.columns)} of {', '.join(dict.fromkeys(part.source for part in data.parts.values()))}",
         split=data.held_out or "as given",
         labels=format_names(data.problem.labels) or "numbers",
-        devices=describe_devices(training),
+        devices=progress.describe_devices(training),
         **({"note": " ".join(command.notes)} if command.notes else {}),
-        **({} if job else {"model": describe_model(model, f"from {checkpoint.model_name_or_path}")}),
         **({"run": f"finished, in {folder}"} if finished else {}),
+        **({} if job else {"model": progress.describe_model(model, f"from {checkpoint.model_name_or_path}")}),
     )
     baselines = measure_baselines(data, texts.baseline == "tfidf")
     if job:
@@ -107,10 +99,10 @@ def main() -> None:
         if training.should_save:
             write_answers(folder, data, name, chances)
     if training.should_save and results:
-        write_json(folder / "predict_results.json", results)
+        write_json(folder / "report.json", results)
         write_atomically(folder / "report.md", format_results(results) + "\n")
         print(format_results(results))
-    leave_process_group()
+    progress.leave_process_group()
 
 
 def input_length(texts: TextArguments, model: PreTrainedModel) -> int:
@@ -154,7 +146,7 @@ def make_job(command: Command, data: TextData, splits: dict[str, Dataset], colla
         identity={
             "data": fingerprint_rows(*splits.values()),
             "labels": [data.problem.kind, *data.problem.labels],
-            "inputs": f"{collator.max_length} tokens, padded to the {collator.padding}",
+            "inputs": f"{collator.max_length} tokens, padded to {collator.padding}",
             **classifier.checkpoint_identity(checkpoint, lora),
         },
         facts={
@@ -165,36 +157,6 @@ def make_job(command: Command, data: TextData, splits: dict[str, Dataset], colla
         },
         write_card=partial(write_text_card, data, texts),
     )
-
-
-def write_text_card(
-    data: TextData, texts: TextArguments, folder: Path, metrics: dict[str, Any], arguments: dict[str, Any]
-) -> None:
-    """Write the model card of a trial."""
-    source = texts.dataset_name or Path(data.parts["train"].source).name
-    scores = {name: metrics[f"eval_{name}"] for name in METRICS[data.problem.kind]}
-    facts = CardFacts(
-        title=str(arguments.get("hub_model_id") or folder.resolve().name),
-        script="run_classification.py",
-        pipeline_tag="text-classification",
-        description=f"`{metrics['started_from']}`, a model of type `{metrics['model_type']}` with "
-        f"{metrics['parameters']:,} parameters, fine-tuned on {source} with seed {metrics['seed']}. It answers with "
-        f"{format_names(data.problem.labels, 50) or 'a number'} ({data.problem.kind.replace('_', ' ')}).",
-        example='{"text": "One text.", "text_pair": "Another text."}' if len(data.columns) == 2 else '"One text."',
-        scores=scores,
-        results=format_results({"this model": scores, **metrics["baselines"]}),
-        evaluated_on=f"{metrics['eval_samples']:,} examples ({data.held_out or 'given for evaluation'})",
-        picture="curve.png",
-        picture_title="Loss and score",
-        datasets=(texts.dataset_name,) if texts.dataset_name else (),
-        base_model=arguments.get("model_name_or_path"),
-    )
-    write_card(folder, facts, metrics, arguments)
-
-
-def format_results(results: dict[str, dict[str, float]]) -> str:
-    """A table of metrics."""
-    return format_scores({row: {key: f"{value:.4f}" for key, value in v.items()} for row, v in results.items()})
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from datasets import ClassLabel, Dataset
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from transformers import EvalPrediction, PreTrainedTokenizerFast
 
 from experiments.arguments import UserError
 from experiments.classification.data import TextArguments, find_columns, load_texts
@@ -124,7 +124,7 @@ def test_labels_of_the_hub_keep_their_order_and_minus_one_is_none(load, monkeypa
     assert data.parts["validation"].source == "someone/mails (dev)"
     assert data.parts["test"].labels is None
     del splits["test"]
-    with pytest.raises(UserError, match="no split for test; it has `train`, `dev`"):
+    with pytest.raises(UserError, match="no texts for test; someone/mails has `train`, `dev`"):
         load_texts(arguments, ["train", "validation", "test"], make_tokenizer())
 
 
@@ -164,7 +164,6 @@ BAD_FILES = {
         "which is not a single label",
     ),
     "no rows": ("text,label\n", {}, "rows"),
-    "columns of predictions": ("text,label,prediction\na,x,x\n", {}, "has a column `prediction`"),
 }
 
 
@@ -189,6 +188,8 @@ def test_files_that_do_not_go_together_are_one_line(write, load):
         load(known, validation_file=train)
     with pytest.raises(UserError, match=r"texts for train; give --train_file"):
         load_texts(TextArguments(test_file=[train]), ["train"], make_tokenizer())
+    with pytest.raises(UserError, match="has a column `prediction`, where predictions are to stand"):
+        load(known, test_file=write([{"text": "x", "prediction": "a"}], "dev3.jsonl"))
     with pytest.raises(UserError, match="no such file"):
         load(train_file="nowhere.csv")
 
@@ -230,7 +231,7 @@ def test_labels_come_from_names_of_files_or_folders(write, load, tmp_path):
     unlabelled = load(by_name.problem, test_file=pattern)
     assert unlabelled.parts["test"].labels is None
     write("", "books/empty.txt")
-    with pytest.raises(UserError, match=r"empty\.txt has '' in place of a text"):
+    with pytest.raises(UserError, match=r"empty\.txt is empty"):
         load(by_name.problem, test_file=str(tmp_path / "books" / "empty.txt"))
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
     with pytest.raises(UserError, match=r"latin\.txt cannot be read as UTF-8"):
@@ -340,13 +341,11 @@ def test_a_document_is_decided_by_the_mean_of_its_excerpts():
 
 
 def test_logits_become_probabilities_and_the_score_is_the_first_metric():
-    class Prediction:
-        predictions = (np.array([[0.0, 0.0, np.log(2)]] * 2), "states")
-        label_ids = np.array([2, 1])
-
+    logits = np.array([[0.0, 0.0, np.log(2)]] * 2)
+    prediction = EvalPrediction(predictions=(logits,), label_ids=np.array([2, 1]))
     single = Problem(SINGLE, ("a", "b", "c"))
-    assert probabilities(single, Prediction.predictions) == pytest.approx(np.array([[0.25, 0.25, 0.5]] * 2))
-    assert compute_metrics(single, [0, 1], Prediction)["score"] == 0.5
+    assert probabilities(single, prediction.predictions) == pytest.approx(np.array([[0.25, 0.25, 0.5]] * 2))
+    assert compute_metrics(single, [0, 1], prediction)["score"] == 0.5
     assert decide(Problem(MULTI, ("a", "b")), probabilities(Problem(MULTI, ("a", "b")), [[-1, 1]])).tolist() == [
         [0, 1]
     ]

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from datasets import Dataset, load_dataset
 from transformers import PreTrainedTokenizerBase
@@ -23,6 +23,10 @@ _SPLITS = {"train": ("train",), "validation": ("validation", "valid", "val", "de
 _WRITTEN = {"prediction", "probability", "excerpt", "excerpts"}  # columns of the files of predictions
 
 
+def _flag(help_text: str, default: Any = None) -> Any:
+    return field(default=default, metadata={"help": help_text})
+
+
 @dataclass
 class TextArguments:
     """The texts and their labels."""
@@ -32,49 +36,35 @@ class TextArguments:
         default=None, metadata={"help": "Likewise for evaluation; without it a part of the training data is held out."}
     )
     test_file: list[str] | None = field(default=None, metadata={"help": "Likewise to predict, labelled or not."})
-    dataset_name: str | None = field(default=None, metadata={"help": "Data set of the Hub, in place of files."})
-    dataset_config_name: str | None = field(default=None, metadata={"help": "Its configuration."})
-    dataset_revision: str | None = field(default=None, metadata={"help": "Its commit, tag or branch."})
-    cache_dir: str | None = field(default=None, metadata={"help": "Folder for prepared data."})
-    text_column: str | None = field(default=None, metadata={"help": "Column of texts; else found by its name."})
-    text_pair_column: str | None = field(default=None, metadata={"help": "Column of the second texts of pairs."})
-    label_column: str | None = field(default=None, metadata={"help": "Column of labels; else found by its name."})
-    label_separator: str | None = field(default=None, metadata={"help": "What stands between labels, such as `,`."})
-    label_from_file_name: str | None = field(
-        default=None,
-        metadata={
-            "help": "Regular expression whose first group is the label in the name of a .txt file, such as "
-            "`^([^_]+)_`; with a / in it, in the whole path: `([^/]+)/[^/]+$` where each label has a folder."
-        },
+    dataset_name: str | None = _flag("Data set of the Hub, in place of files.")
+    dataset_config_name: str | None = _flag("Its configuration.")
+    dataset_revision: str | None = _flag("Its commit, tag or branch.")
+    cache_dir: str | None = _flag("Folder for prepared data; by default the cache of the datasets library.")
+    text_column: str | None = _flag("Column of texts; by default found by its name or as the only one.")
+    text_pair_column: str | None = _flag("Column of the second texts of pairs.")
+    label_column: str | None = _flag("Column of labels; by default found by its name.")
+    label_separator: str | None = _flag("What stands between the labels of a row that has several, such as `,`.")
+    label_from_file_name: str | None = _flag(
+        "Regular expression whose first group is the label in the name of a .txt file, such as `^([^_]+)_`; with a / "
+        "in it, in the whole path: `([^/]+)/[^/]+$` where each label has a folder."
     )
-    problem_type: Literal["auto", "single_label_classification", "multi_label_classification", "regression"] = field(
-        default="auto", metadata={"help": "What to predict; by default what the labels look like."}
+    problem_type: Literal["auto", "single_label_classification", "multi_label_classification", "regression"] = _flag(
+        "What to predict; by default what the labels look like.", "auto"
     )
-    validation_fraction: float = field(
-        default=0.1, metadata={"help": "Share of each label's training data to hold out without validation data."}
+    validation_fraction: float = _flag("Share of each label's training data to hold out without validation data.", 0.1)
+    split_seed: int = _flag("Seed of what is held out, whichever --seed trains.", 0)
+    max_seq_length: int | None = _flag(
+        "Longest input in tokens, special ones included. By default that of an excerpt, or 512 if the checkpoint "
+        "takes as many; more than it takes lengthens it."
     )
-    split_seed: int = field(default=0, metadata={"help": "Seed of what is held out, whichever --seed trains."})
-    max_seq_length: int | None = field(
-        default=None,
-        metadata={
-            "help": "Longest input in tokens, special ones included. By default that of an excerpt, or 512 if the "
-            "checkpoint takes as many; more than it takes lengthens it."
-        },
-    )
-    pad_to_max_length: bool = field(default=False, metadata={"help": "Pad every input to --max_seq_length."})
-    excerpt_length: int | None = field(
-        default=None, metadata={"help": "Cut every text into consecutive excerpts of this many tokens."}
-    )
-    max_excerpts_per_document: int | None = field(
-        default=None, metadata={"help": "Keep only this many excerpts of a text, spread evenly over it."}
-    )
-    max_train_samples: int | None = field(default=None, metadata={"help": "Train on so many examples, spread evenly."})
-    max_eval_samples: int | None = field(default=None, metadata={"help": "Likewise for evaluation."})
-    max_predict_samples: int | None = field(default=None, metadata={"help": "Likewise for prediction."})
-    preprocessing_num_workers: int | None = field(default=None, metadata={"help": "Processes that tokenize."})
-    baseline: Literal["tfidf"] | None = field(
-        default=None, metadata={"help": "tfidf: measure a linear model of words and pairs of words, too."}
-    )
+    pad_to_max_length: bool = _flag("Pad every input to --max_seq_length, and not to the longest of its batch.", False)
+    excerpt_length: int | None = _flag("Cut every text into consecutive excerpts of this many tokens.")
+    max_excerpts_per_document: int | None = _flag("Keep only this many excerpts of a text, spread evenly over it.")
+    max_train_samples: int | None = _flag("Train on so many examples, spread evenly over all.")
+    max_eval_samples: int | None = _flag("Likewise for evaluation.")
+    max_predict_samples: int | None = _flag("Likewise for prediction.")
+    preprocessing_num_workers: int | None = _flag("Processes that tokenize.")
+    baseline: Literal["tfidf"] | None = _flag("tfidf: measure a linear model of words and pairs of words, too.")
 
     def __post_init__(self) -> None:
         if bool(self.inputs()) == bool(self.dataset_name):
@@ -111,6 +101,11 @@ class Part:
     labels: list | None
     documents: list[int]
 
+    @property
+    def size(self) -> int:
+        """The number of examples."""
+        return len(self.documents)
+
     def select(self, places: list[int]) -> "Part":
         """Some of the examples."""
         labels = None if self.labels is None else [self.labels[place] for place in places]
@@ -133,9 +128,8 @@ class TextData:
 
     def texts(self, part: str) -> list[str]:
         """The texts of a part, both of a pair in one."""
-        return [
-            "\n".join(texts) for texts in zip(*(self.parts[part].rows[name] for name in self.columns), strict=True)
-        ]
+        columns = (self.parts[part].rows[name] for name in self.columns)
+        return ["\n".join(texts) for texts in zip(*columns, strict=True)]
 
 
 def load_texts(
@@ -153,7 +147,7 @@ def load_texts(
     Raises:
         UserError: if something cannot be found, read or understood, in one line that says where.
     """
-    sources = _read_hub(arguments, wanted) if arguments.dataset_name else _read_files(arguments, wanted)
+    sources = _read_sources(arguments, wanted)
     first, rows = next(iter(sources.values()))
     columns, label = find_columns(first, rows, arguments, label_needed=list(sources) != ["test"])
     if arguments.excerpt_length and len(columns) > 1:
@@ -176,10 +170,9 @@ def load_texts(
     if "train" in sources and "validation" not in sources:
         data = _split(data, arguments)
     limits = (arguments.max_train_samples, arguments.max_eval_samples, arguments.max_predict_samples)
-    for name, limit in zip(_SPLITS, limits, strict=True):
-        if name in data.parts:
-            data.parts[name] = data.parts[name].select(spread(len(data.parts[name].documents), limit))
-    return data
+    limited = {name: limit for name, limit in zip(_SPLITS, limits, strict=True) if name in data.parts}
+    parts = {name: data.parts[name].select(spread(data.parts[name].size, limit)) for name, limit in limited.items()}
+    return replace(data, parts=parts)
 
 
 def find_columns(
@@ -205,41 +198,34 @@ def find_columns(
     return ((texts[0], pair) if pair else (texts[0],)), labels[0] if labels else None
 
 
-def _read_hub(arguments: TextArguments, wanted: Sequence[str]) -> dict[str, tuple[str, Dataset]]:
-    """The rows of each part of a data set of the Hub, with what to call them."""
-    name, configuration, revision = arguments.dataset_name, arguments.dataset_config_name, arguments.dataset_revision
-    with explained_errors(str(name), "--train_file", "give --dataset_config_name"):
-        splits = load_dataset(str(name), configuration, revision=revision, cache_dir=arguments.cache_dir)
-    found = {}
+def _read_sources(arguments: TextArguments, wanted: Sequence[str]) -> dict[str, tuple[str, Dataset]]:
+    """The rows of each part, with what to call them."""
+    name, found, hint = arguments.dataset_name, {}, "give --{}_file"
+    if name:
+        with explained_errors(name, "--train_file", "give --dataset_config_name"):
+            options = {"revision": arguments.dataset_revision, "cache_dir": arguments.cache_dir}
+            splits = load_dataset(name, arguments.dataset_config_name, **options)
+        there = {part: [split for split in _SPLITS[part] if split in splits] for part in wanted}
+        found = {part: (f"{name} ({names[0]})", splits[names[0]]) for part, names in there.items() if names}
+        hint = f"{name} has {format_names(list(splits))}"
     for part in wanted:
-        names = [split for split in _SPLITS[part] if split in splits]
-        if names:
-            found[part] = (f"{name} ({names[0]})", splits[names[0]])
-        elif part != "validation" or "train" not in found:
-            raise UserError(f"{name} has no split for {part}; it has {format_names(list(splits))}.")
+        if patterns := getattr(arguments, f"{part}_file"):
+            found[part] = _read_files(f"--{part}_file", patterns, arguments)
+        elif part not in found and (part != "validation" or "train" not in found):
+            raise UserError(f"There are no texts for {part}; {hint.format(part)}.")
     return found
 
 
-def _read_files(arguments: TextArguments, wanted: Sequence[str]) -> dict[str, tuple[str, Dataset]]:
-    """The rows of each part in files, with what to call them."""
-    found: dict[str, tuple[str, Dataset]] = {}
-    for part in wanted:
-        flag, patterns = f"--{part}_file", getattr(arguments, f"{part}_file") or []
-        expanded = [str(Path(pattern).expanduser()) for pattern in patterns]
-        files = [file for pattern in expanded for file in sorted(glob.glob(pattern, recursive=True)) or [pattern]]
-        if not files:
-            if part != "validation" or "train" not in found:
-                raise UserError(f"There are no texts for {part}; give {flag}.")
-        elif all(file.endswith(".txt") for file in files):
-            rows = _read_text_files(flag, files, arguments.label_from_file_name)
-            found[part] = (f"{flag} ({len(files)} .txt files)", rows)
-        elif len(files) > 1 or arguments.label_from_file_name:
-            raise UserError(
-                f"{flag} {' '.join(files[:3])}: give one table, or .txt files (with their labels' pattern)."
-            )
-        else:
-            found[part] = (files[0], read_table_file(files[0], arguments.cache_dir))
-    return found
+def _read_files(flag: str, patterns: Sequence[str], arguments: TextArguments) -> tuple[str, Dataset]:
+    """The rows of a table or of .txt files, with what to call them."""
+    expanded = [str(Path(pattern).expanduser()) for pattern in patterns]
+    files = [file for pattern in expanded for file in sorted(glob.glob(pattern, recursive=True)) or [pattern]]
+    if all(file.endswith(".txt") for file in files):
+        rows = _read_text_files(flag, files, arguments.label_from_file_name)
+        return f"{Path(files[0]).parent} ({len(files)} .txt files)", rows
+    if len(files) > 1 or arguments.label_from_file_name:
+        raise UserError(f"{flag} {files[0]}: give one table, or .txt files, which --label_from_file_name is for.")
+    return files[0], read_table_file(files[0], arguments.cache_dir)
 
 
 def _read_text_files(flag: str, files: list[str], expression: str | None) -> Dataset:
@@ -254,6 +240,8 @@ def _read_text_files(flag: str, files: list[str], expression: str | None) -> Dat
         found = re.search(expression, name) if expression else None
         if expression and not found and flag != "--test_file":
             raise UserError(f"--label_from_file_name {expression} finds no label in {name}; change it.")
+        if not texts[-1].strip():
+            raise UserError(f"{flag} {file} is empty; leave it out.")
         labels.append(found.group(1) if found else None)
     return Dataset.from_dict({"file": files, "text": texts} | ({"label": labels} if any(labels) else {}))
 
@@ -264,14 +252,12 @@ def _check_rows(source: str, rows: Dataset, columns: Sequence[str], label: str |
     if missing or not len(rows):
         what = f"no column {format_names(missing)}" if missing else "no rows"
         raise UserError(f"{source} has {what}; its columns are {format_names(there)}.")
-    if _WRITTEN & set(there):
-        taken = format_names(sorted(_WRITTEN & set(there)))
-        raise UserError(f"{source} has a column {taken}, a name that predictions are written under; rename it.")
+    if label is None and (taken := sorted(_WRITTEN & set(there))):
+        raise UserError(f"{source} has a column {format_names(taken)}, where predictions are to stand; rename it.")
     for column in columns:
         for number, text in enumerate(rows[column], start=1):
             if not isinstance(text, str) or not text.strip():
-                place = rows["file"][number - 1] if "file" in there else f"{source}: row {number}"
-                raise UserError(f"{place} has {text!r} in place of a text in `{column}`; mend it or leave it out.")
+                raise UserError(f"{source}: row {number} has {text!r} in place of a text in `{column}`; mend it.")
 
 
 def _cut(part: Part, column: str, tokenizer: PreTrainedTokenizerBase, arguments: TextArguments) -> Part:

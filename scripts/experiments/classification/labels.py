@@ -70,7 +70,7 @@ def read_labels(source: str, rows: Dataset, column: str, kind: str, separator: s
             if not math.isfinite(float(value)):
                 raise ValueError
             return float(value)
-        several = value.split(separator) if isinstance(value, str) and separator else value
+        several: Any = value.split(separator) if isinstance(value, str) and separator else value
         several = several if isinstance(several, list) else [several]
         if isinstance(feature, ClassLabel):  # -1 is how data sets of the Hub hide labels
             names = [feature.names[number] for number in several if number >= 0]

@@ -1,6 +1,6 @@
 """Metrics of predictions, by example and by document, and what they have to be compared with."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -52,9 +52,7 @@ def average_documents(chances: np.ndarray, documents: Sequence[int]) -> tuple[np
     return sums / count[:, None], first
 
 
-def measure(
-    problem: Problem, chances: np.ndarray, labels: Sequence[Any], documents: Sequence[int]
-) -> dict[str, float]:
+def measure(problem: Problem, chances: np.ndarray, labels: Any, documents: Sequence[int]) -> dict[str, float]:
     """The metrics of the problem and, where documents have several excerpts, the first of them by document."""
     values = _measure(problem, decide(problem, chances), np.asarray(labels))
     if len(set(documents)) < len(documents):
@@ -72,37 +70,42 @@ def compute_metrics(problem: Problem, documents: Sequence[int], prediction: Eval
 
 def measure_baselines(data: TextData, with_tfidf: bool) -> dict[str, dict[str, dict[str, float]]]:
     """
-    What is to be compared with a model, on every labelled part but the training part, from which it is learned.
+    What a model is to be compared with, learned from the training part and measured on the others.
 
     Returns:
         `dict`: part to name to metrics: of the commonest labels, or the mean, whatever the text is, and of a linear
         model of the words and pairs of words, weighted by TF-IDF.
     """
-    problem = data.problem
+    problem, train = data.problem, data.parts.get("train")
     others = {name: part for name, part in data.parts.items() if name != "train" and part.labels is not None}
-    results: dict[str, dict[str, dict[str, float]]] = {name: {} for name in others}
-    if "train" not in data.parts:
-        return results
-    labels = np.asarray(data.parts["train"].labels)
-    texts = data.texts("train") if with_tfidf else []
-    vectorizer = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True)
-    linear = Ridge() if problem.kind == REGRESSION else LogisticRegression(C=10, max_iter=1000)
-    model = OneVsRestClassifier(linear) if problem.kind == MULTI else linear
-    if with_tfidf:
-        model.fit(vectorizer.fit_transform(texts), labels)
+    if train is None:
+        return {name: {} for name in others}
+    labels = np.asarray(train.labels)
     frequencies = (np.eye(len(problem.labels))[labels] if problem.kind == SINGLE else labels).mean(axis=0)
-    for name, part in others.items():
-        answers = {"always the same": np.tile(frequencies, (len(part.documents), 1))}
-        if with_tfidf:
-            features = vectorizer.transform(data.texts(name))
-            answers["TF-IDF"] = np.zeros(answers["always the same"].shape)
-            if problem.kind == REGRESSION:
-                answers["TF-IDF"][:, 0] = model.predict(features)
-            else:
-                answers["TF-IDF"][:, model.classes_] = model.predict_proba(features)
-        for answer, chances in answers.items():
-            results[name][answer] = measure(problem, chances, part.labels or [], part.documents)
-    return results
+    answers = {"always the same": {name: np.tile(frequencies, (part.size, 1)) for name, part in others.items()}}
+    if with_tfidf:
+        texts = {name: data.texts(name) for name in others}
+        answers["TF-IDF"] = _predict_tfidf(problem, data.texts("train"), labels, texts)
+    return {
+        name: {answer: measure(problem, c[name], part.labels, part.documents) for answer, c in answers.items()}
+        for name, part in others.items()
+    }
+
+
+def _predict_tfidf(
+    problem: Problem, texts: Sequence[str], labels: np.ndarray, others: Mapping[str, Sequence[str]]
+) -> dict[str, np.ndarray]:
+    vectorizer = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True)
+    features = vectorizer.fit_transform(texts)
+    if problem.kind == REGRESSION:
+        ridge = Ridge().fit(features, labels)
+        return {name: ridge.predict(vectorizer.transform(rows)).reshape(-1, 1) for name, rows in others.items()}
+    model = LogisticRegression(C=10, max_iter=1000)
+    model = (OneVsRestClassifier(model) if problem.kind == MULTI else model).fit(features, labels)
+    chances = {name: np.zeros((len(rows), len(problem.labels))) for name, rows in others.items()}
+    for name, rows in others.items():  # a label may have no example
+        chances[name][:, model.classes_] = model.predict_proba(vectorizer.transform(rows))
+    return chances
 
 
 def _measure(problem: Problem, decided: np.ndarray, expected: np.ndarray) -> dict[str, float]:
@@ -114,7 +117,6 @@ def _measure(problem: Problem, decided: np.ndarray, expected: np.ndarray) -> dic
     else:
         micro, macro = (f1_score(expected, decided, average=kind, zero_division=0.0) for kind in ("micro", "macro"))
         right = accuracy_score(expected, decided)
-        values = [micro, macro, right]
-        if problem.kind == SINGLE:
-            values = [right, macro, matthews_corrcoef(expected, decided)]
+        is_single = problem.kind == SINGLE
+        values = [right, macro, matthews_corrcoef(expected, decided)] if is_single else [micro, macro, right]
     return dict(zip(METRICS[problem.kind], map(float, values), strict=True))

@@ -1,16 +1,18 @@
-"""Files of predictions: a row for each example, each document, each label."""
+"""What a run leaves beside its model: predictions, confusions, a table of metrics and the model card."""
 
 import csv
 import io
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from sklearn.metrics import confusion_matrix
 
-from experiments.classification.data import TextData
-from experiments.classification.labels import MULTI, SINGLE, Problem
-from experiments.classification.metrics import average_documents, decide
+from experiments.classification.data import TextArguments, TextData
+from experiments.classification.labels import MULTI, SINGLE, Problem, format_names
+from experiments.classification.metrics import METRICS, average_documents, decide
+from experiments.model_card import CardFacts, format_scores, write_card
 from experiments.plots import plot_confusion_matrix
 from experiments.results import write_atomically
 
@@ -47,6 +49,37 @@ def write_answers(folder: Path, data: TextData, name: str, chances: np.ndarray) 
         header = [*table.column_names, "prediction", *(names if problem.labels else [])]
         lines = zip((row.values() for row in table), _answers(problem, values), strict=True)
         _write_csv(folder / file_name, [header, *([*row, *answer] for row, answer in lines)])
+
+
+def format_results(results: Mapping[str, Mapping[str, float]]) -> str:
+    """A table of metrics: a row for each model and part."""
+    return format_scores({row: {key: f"{value:.4f}" for key, value in v.items()} for row, v in results.items()})
+
+
+def write_text_card(
+    data: TextData, texts: TextArguments, folder: Path, metrics: dict[str, Any], arguments: dict[str, Any]
+) -> None:
+    """Write the model card of a trial."""
+    kind, source = data.problem.kind, texts.dataset_name or Path(data.parts["train"].source).name
+    names = (*METRICS[kind], f"document_{METRICS[kind][0]}")
+    scores = {name: metrics[f"eval_{name}"] for name in names if f"eval_{name}" in metrics}
+    facts = CardFacts(
+        title=str(arguments.get("hub_model_id") or folder.resolve().name),
+        script="run_classification.py",
+        pipeline_tag="text-classification",
+        description=f"`{metrics['started_from']}`, a model of type `{metrics['model_type']}` with "
+        f"{metrics['parameters']:,} parameters, fine-tuned on {source} with seed {metrics['seed']}. It answers with "
+        f"{format_names(data.problem.labels, 50) or 'a number'} ({kind.replace('_', ' ')}).",
+        example='{"text": "One text.", "text_pair": "Another text."}' if len(data.columns) == 2 else '"One text."',
+        scores=scores,
+        results=format_results({"this model": scores, **metrics["baselines"]}),
+        evaluated_on=f"{metrics['eval_samples']:,} examples ({data.held_out or 'given for evaluation'})",
+        picture="curve.png",
+        picture_title="Loss and score",
+        datasets=(texts.dataset_name,) if texts.dataset_name else (),
+        base_model=arguments.get("model_name_or_path"),
+    )
+    write_card(folder, facts, metrics, arguments)
 
 
 def _answers(problem: Problem, chances: np.ndarray) -> Iterator[list]:

@@ -1,0 +1,352 @@
+"""Fine-tuning on one's own texts from the command line to predictions, documents, pictures and pipelines."""
+
+import csv
+import json
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    AutoConfig,
+    BertConfig,
+    BertForMaskedLM,
+    RobertaConfig,
+    RobertaForMaskedLM,
+    pipeline,
+)
+
+import run_classification
+from experiments.arguments import UserError
+from experiments.fine_tuning import FineTuningTrainer
+from modeling_sktformer import SKTformerConfig, SKTformerForMaskedLM, SKTformerForSequenceClassification
+from support.glue_rows import CUES, files_below, make_tokenizer, read_metrics
+
+
+NAMES = ("Red, or so", "Green", "blue")
+FILLERS = ("the", "cat", "dog", "bird", "sees", "hears", "a", "river")
+SIZES: dict[str, Any] = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+
+
+def make_text(number: int, length: int = 5) -> str:
+    """A text whose last word gives its label away."""
+    choose = random.Random(number)
+    return " ".join([*choose.choices(FILLERS, k=length), CUES[number % 3]])
+
+
+def write_table(path: Path, columns: dict[str, list]) -> Path:
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(columns)
+        writer.writerows(zip(*columns.values(), strict=True))
+    return path
+
+
+def read_table(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    """A pre-trained checkpoint, but for the pre-training."""
+    folder = tmp_path_factory.mktemp("checkpoint") / "tiny"
+    tokenizer = make_tokenizer()
+    tokenizer.model_max_length = 32
+    torch.manual_seed(0)
+    config = SKTformerConfig(
+        vocab_size=len(tokenizer),
+        num_segments=4,
+        num_landmark_tokens=8,
+        num_landmark_features=4,
+        max_position_embeddings=32,
+        smoother_norm="layer_norm",
+        initializer_range=0.2,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+        smoother_dropout_prob=0.0,
+        classifier_pooling="mean",
+        **SIZES,
+    )
+    SKTformerForMaskedLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """A table for each part, one without labels, and books of three authors."""
+    folder = tmp_path_factory.mktemp("texts")
+    for part, count in (("train", 90), ("dev", 18), ("test", 12)):
+        columns: dict[str, list] = {
+            "id": list(range(count)),
+            "text": [make_text(n + len(part) * 100 * 3) for n in range(count)],
+        }
+        if part == "test":
+            write_table(folder / "unlabelled.csv", columns)
+        write_table(folder / f"{part}.csv", columns | {"label": [NAMES[n % 3] for n in range(count)]})
+    for part, titles in (("train", 3), ("test", 1)):
+        (folder / part).mkdir()
+        for n, author in enumerate(("austen", "poe", "wells")):
+            for title in range(titles):
+                text = " ".join(make_text(3 * k + n, 4) for k in range(20 * title, 20 * title + 12))
+                (folder / part / f"{author}_{title}.txt").write_text(text)
+    return folder
+
+
+@pytest.fixture
+def run(monkeypatch, tmp_path_factory, tmp_path, checkpoint):
+    """Run the script with flags that make it take a second."""
+    cache = tmp_path_factory.getbasetemp() / "cache"
+
+    def run_script(*flags, model=checkpoint, epochs=5):
+        common = {
+            **{"--model_name_or_path": model, "--cache_dir": cache, "--output_dir": tmp_path / "run"},
+            **{"--num_train_epochs": epochs, "--learning_rate": "2e-2", "--use_cpu": True, "--disable_tqdm": True},
+            **{"--per_device_train_batch_size": 8},
+        }
+        argv = ["run_classification.py", *(part for pair in common.items() for part in pair), *flags]
+        monkeypatch.setattr(sys, "argv", list(map(str, argv)))
+        run_classification.main()
+        return tmp_path / "run"
+
+    return run_script
+
+
+def test_one_table_is_enough_for_a_model_with_its_report(run, files, caplog):
+    caplog.set_level("INFO")
+    folder = run("--train_file", files / "train.csv", epochs=8)
+    metrics = read_metrics(folder)
+    assert metrics["train_samples"] + metrics["eval_samples"] == 90
+    assert metrics["eval_samples"] == 9
+    assert metrics["held_out"] == "9 of 90 examples held out with --split_seed 0"
+    assert metrics["score"] == metrics["eval_accuracy"] > 0.6
+    assert metrics["baselines"]["always the same"]["accuracy"] == pytest.approx(1 / 3)
+    assert json.loads((folder / "all_results.json").read_text())["eval_macro_f1"] == metrics["eval_macro_f1"]
+    config = AutoConfig.from_pretrained(folder)
+    assert config.id2label == dict(enumerate(sorted(NAMES)))
+    assert config.problem_type == "single_label_classification"
+    for name in ("README.md", "curve.png", "confusion.png", "arguments.yaml", "trainer_state.json"):
+        assert (folder / name).stat().st_size
+    confusion = read_table(folder / "confusion.csv")
+    assert [row["label"] for row in confusion] == sorted(NAMES)
+    assert sum(int(row[row["label"]]) for row in confusion) / 9 == metrics["eval_accuracy"]
+    for line in ("configuration/classification/base.yaml", "text of", "held out", "`Green`, `Red, or so`, `blue`"):
+        assert line in caplog.text
+    assert "parameters, from tiny" in caplog.text
+    assert "steps:" in caplog.text.lower()
+
+
+def test_parts_of_their_own_give_predictions_confusions_and_a_report(run, files, capfd, caplog):
+    caplog.set_level("INFO")
+    flags = ["--train_file", files / "train.csv", "--validation_file", files / "dev.csv", "--baseline", "tfidf"]
+    flags += ["--test_file", files / "test.csv", "--do_train", "--do_eval", "--do_predict"]
+    folder = run(*flags, epochs=8)
+    rows = read_table(folder / "predictions.csv")
+    assert list(rows[0]) == ["id", "text", "label", "prediction", "probability"]
+    assert all(1 / 3 < float(row["probability"]) <= 1 for row in rows)
+    results = json.loads((folder / "report.json").read_text())
+    answers = ("this model", "always the same", "TF-IDF")
+    assert list(results) == [f"{part}, {answer}" for part in ("validation", "test") for answer in answers]
+    assert results["validation, this model"]["accuracy"] == read_metrics(folder)["eval_accuracy"]
+    right = sum(row["prediction"] == row["label"] for row in rows)
+    assert results["test, this model"]["accuracy"] == right / len(rows) > 0.6
+    assert results["test, TF-IDF"]["accuracy"] == 1.0
+    assert read_metrics(folder)["baselines"]["TF-IDF"] == results["validation, TF-IDF"]
+    assert (folder / "report.md").read_text() in capfd.readouterr().out
+    assert (folder / "test_confusion.png").is_file()
+    card = (folder / "README.md").read_text()
+    assert "fine-tuned on train.csv" in card
+    assert "| TF-IDF | 1.0000" in card
+    assert str(files) not in card
+
+    kept = [folder / name for name in ("model.safetensors", "metrics.json", "run.json", "README.md")]
+    before = files_below(folder)
+    run(*flags, epochs=8)
+    after = files_below(folder)
+    assert [after[path] for path in kept] == [before[path] for path in kept]
+    assert f"finished, in {folder}" in caplog.text
+
+
+def test_a_run_that_is_cut_short_is_resumed_to_the_same_model(run, files, tmp_path, monkeypatch):
+    flags = ["--train_file", files / "train.csv"]
+    whole = read_metrics(run(*flags, epochs=3))
+    (tmp_path / "run").rename(tmp_path / "whole")
+    training_step = FineTuningTrainer.training_step
+
+    def cut(trainer, *args, **kwargs):
+        if trainer.state.global_step == 10:
+            raise KeyboardInterrupt
+        return training_step(trainer, *args, **kwargs)
+
+    with monkeypatch.context() as context:
+        context.setattr(FineTuningTrainer, "training_step", cut)
+        with pytest.raises(KeyboardInterrupt):
+            run(*flags, epochs=3)
+    assert not (tmp_path / "run" / "metrics.json").exists()
+    copy = tmp_path / "elsewhere.csv"
+    copy.write_bytes((files / "train.csv").read_bytes())
+    again = read_metrics(run("--train_file", copy, epochs=3))
+    assert again["eval_loss"] == whole["eval_loss"]
+    with pytest.raises(UserError, match="another run"):
+        run("--train_file", files / "dev.csv", epochs=3)
+
+
+def test_excerpts_of_novels_are_counted_by_document(run, files):
+    folder = run(
+        *("--train_file", files / "train" / "*.txt", "--test_file", files / "test" / "*.txt"),
+        *("--label_from_file_name", "^([^_]+)_", "--excerpt_length", 12, "--max_excerpts_per_document", 4),
+        *("--do_train", "--do_eval", "--do_predict", "--baseline", "tfidf"),
+    )
+    metrics = read_metrics(folder)
+    assert metrics["held_out"] == "3 of 9 documents held out with --split_seed 0"
+    assert (metrics["train_samples"], metrics["eval_samples"]) == (24, 12)
+    assert metrics["eval_document_accuracy"] >= metrics["eval_accuracy"] > 0.6
+    excerpts = read_table(folder / "predictions.csv")
+    assert list(excerpts[0]) == ["file", "label", "excerpt", "prediction", "probability"]
+    assert [row["excerpt"] for row in excerpts] == ["1", "2", "3", "4"] * 3
+    documents = read_table(folder / "documents.csv")
+    authors = [(author, "4") for author in ("austen", "poe", "wells")]
+    assert [(row["label"], row["excerpts"]) for row in documents] == authors
+    for n, row in enumerate(documents):
+        agreeing = [e for e in excerpts[4 * n : 4 * n + 4] if e["prediction"] == row["prediction"]]
+        assert sum(float(e["probability"]) for e in agreeing) / 4 <= float(row["probability"]) + 1e-5 <= 1 + 1e-5
+    results = json.loads((folder / "report.json").read_text())
+    right = sum(row["prediction"] == row["label"] for row in documents)
+    assert results["test, this model"]["document_accuracy"] == right / 3
+    assert "document_accuracy" in results["test, TF-IDF"]
+    assert AutoConfig.from_pretrained(folder).max_position_embeddings == 32
+
+
+def test_several_labels_and_numbers_are_predicted(run, files, tmp_path):
+    labels = [" | ".join(sorted({NAMES[n % 3], NAMES[n // 3 % 3]})) for n in range(90)]
+    texts = [f"{make_text(n)} {CUES[n // 3 % 3]}" for n in range(90)]
+    table = write_table(tmp_path / "several.csv", {"text": texts, "label": labels})
+    flags = ["--train_file", table, "--test_file", table, "--do_train", "--do_predict"]
+    folder = run(*flags, "--label_separator", "|", epochs=8)
+    metrics = read_metrics(folder)
+    assert metrics["score"] == metrics["eval_micro_f1"] > 0.8
+    assert {"eval_macro_f1", "eval_exact_match"} <= set(metrics)
+    config = AutoConfig.from_pretrained(folder)
+    assert config.problem_type == "multi_label_classification"
+    row = read_table(folder / "predictions.csv")[0]
+    assert set(row) == {"text", "label", "prediction", *(f"probability of {name}" for name in NAMES)}
+    assert not (folder / "confusion.csv").exists()
+
+    table = write_table(tmp_path / "numbers.csv", {"text": texts, "label": [n % 3 + 0.5 for n in range(90)]})
+    folder = run(*flags[:1], table, "--test_file", table, "--do_train", "--do_predict", "--overwrite", epochs=8)
+    metrics = read_metrics(folder)
+    assert metrics["score"] == metrics["eval_pearson"] > 0.8
+    assert metrics["baselines"]["always the same"]["mse"] == pytest.approx(2 / 3, abs=0.3)
+    row = read_table(folder / "predictions.csv")[0]
+    assert abs(float(row["prediction"]) - float(row["label"])) < 1
+    assert set(row) == {"text", "label", "prediction"}
+
+
+def test_a_trained_model_evaluates_and_predicts_alone_as_pipelines_do(run, files, tmp_path):
+    trained = run("--train_file", files / "train.csv", epochs=8).rename(tmp_path / "trained")
+    folder = run("--validation_file", files / "dev.csv", "--do_eval", model=trained)
+    assert read_metrics(folder)["eval_accuracy"] > 0.6
+    assert "train_samples" not in read_metrics(folder)
+    assert not (folder / "model.safetensors").exists()
+    folder.rename(tmp_path / "evaluated")
+    before = files_below(trained)
+    folder = run("--test_file", files / "unlabelled.csv", "--do_predict", model=trained)
+    assert files_below(trained) == before
+    classify = pipeline("text-classification", model=str(trained), device="cpu")
+    rows = read_table(folder / "predictions.csv")
+    expected = classify([row["text"] for row in rows])
+    assert [row["prediction"] for row in rows] == [answer["label"] for answer in expected]
+    scores = [answer["score"] for answer in expected]
+    assert [float(row["probability"]) for row in rows] == pytest.approx(scores, abs=1e-4)
+    with pytest.raises(UserError, match="holds predictions; choose another --output_dir, or pass --overwrite"):
+        run("--test_file", files / "unlabelled.csv", "--do_predict", model=trained)
+    run("--test_file", files / "unlabelled.csv", "--do_predict", "--overwrite", model=trained)
+    other = write_table(tmp_path / "other.csv", {"text": ["the cat"] * 2, "label": ["Green", "yellow"]})
+    with pytest.raises(UserError, match=r"has the label `yellow`; known are `Green`, `Red, or so`, `blue`\."):
+        run("--validation_file", other, "--do_eval", "--output_dir", tmp_path / "other", model=trained)
+
+
+def test_an_untrained_head_predicts_nothing(run, files):
+    with pytest.raises(UserError, match="has no classification head"):
+        run("--test_file", files / "unlabelled.csv", "--do_predict")
+
+
+def test_a_longer_input_lengthens_the_model(run, files):
+    folder = run("--train_file", files / "train.csv", "--max_seq_length", 48, epochs=1)
+    assert AutoConfig.from_pretrained(folder).max_position_embeddings == 48
+    assert json.loads((folder / "tokenizer_config.json").read_text())["model_max_length"] == 48
+
+
+def test_adapters_are_trained_and_predict(run, files):
+    pytest.importorskip("peft")
+    flags = [
+        "--train_file",
+        files / "train.csv",
+        "--test_file",
+        files / "test.csv",
+        "--lora",
+        "--do_train",
+        "--do_predict",
+    ]
+    folder = run(*flags, epochs=12)
+    assert (folder / "adapter_model.safetensors").is_file()
+    results = json.loads((folder / "report.json").read_text())
+    assert results["validation, this model"]["accuracy"] == read_metrics(folder)["eval_accuracy"]
+
+
+def test_several_seeds_predict_with_the_best(run, files):
+    flags = ["--train_file", files / "train.csv", "--test_file", files / "test.csv", "--do_train", "--do_predict"]
+    folder = run(*flags, "--seeds", 2, epochs=1)
+    metrics = read_metrics(folder)
+    assert len(metrics["scores"]) == 2
+    results = json.loads((folder / "report.json").read_text())
+    assert results["validation, this model"]["accuracy"] == max(metrics["scores"])
+    assert len(read_table(folder / "predictions.csv")) == 12
+
+
+@pytest.mark.parametrize(
+    ("config", "model_class"), [(BertConfig, BertForMaskedLM), (RobertaConfig, RobertaForMaskedLM)]
+)
+def test_other_architectures_read_pairs_of_texts(run, tmp_path, config, model_class):
+    tokenizer = make_tokenizer()
+    torch.manual_seed(0)
+    model_class(config(vocab_size=len(tokenizer), max_position_embeddings=40, **SIZES)).save_pretrained(
+        tmp_path / "other"
+    )
+    tokenizer.save_pretrained(tmp_path / "other")
+    columns = {"first": [make_text(n) for n in range(30)], "second": [make_text(n // 3) for n in range(30)]}
+    table = write_table(tmp_path / "pairs.csv", columns | {"same": [n % 3 == n // 3 % 3 for n in range(30)]})
+    flags = ["--text_column", "first", "--text_pair_column", "second", "--label_column", "same"]
+    folder = run("--train_file", table, *flags, model=tmp_path / "other", epochs=1)
+    assert AutoConfig.from_pretrained(folder).id2label == {0: "False", 1: "True"}
+    assert read_metrics(folder)["eval_samples"] == 3
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--do_eval", "--baseline", "tfidf"], "learns from the training texts"),
+        (["--do_predict"], "no texts for test; give --test_file"),
+        (["--problem_type", "regression", "--label_column", "id", "--label_smoothing_factor", 0.1], "single labels"),
+        (
+            ["--excerpt_length", 8, "--text_pair_column", "label", "--text_column", "text", "--label_column", "id"],
+            "pairs",
+        ),
+    ],
+)
+def test_what_cannot_work_is_refused_before_the_folder_is_made(run, files, tmp_path, flags, message):
+    with pytest.raises(UserError, match=message):
+        run("--train_file", files / "train.csv", *flags)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_fine_tuned_checkpoint_of_other_labels_needs_a_new_head(run, files, tmp_path, checkpoint):
+    two = tmp_path / "two"
+    SKTformerForSequenceClassification.from_pretrained(checkpoint, num_labels=2).save_pretrained(two)
+    make_tokenizer().save_pretrained(two)
+    with pytest.raises(UserError, match="head for 2 labels, and 3 are needed"):
+        run("--train_file", files / "train.csv", model=two)
+    assert read_metrics(run("--train_file", files / "train.csv", "--ignore_mismatched_sizes", model=two, epochs=1))
