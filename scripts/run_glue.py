@@ -20,11 +20,11 @@ from tqdm import tqdm
 
 from experiments.arguments import CONFIGURATION, Command, UserError, parse_command, run_script
 from experiments.fine_tuning import FineTuningArguments, check_job, read_metrics, run_job
-from experiments.glue.jobs import FROM_MNLI, choose_start, fit_tokenizer, make_job, predict_tests, task_identity
+from experiments.glue.jobs import FROM_MNLI, choose_start, load_task_tokenizer, make_job, predict_tests, task_identity
 from experiments.glue.submission import pack_submission
 from experiments.glue.table import write_glue_table
 from experiments.glue.tasks import DIAGNOSTICS, TASKS, GlueArguments, GlueTask, load_splits, load_tests
-from experiments.models import CheckpointArguments
+from experiments.models import CheckpointArguments, LoraArguments
 from experiments.results import read_json
 from experiments.run_folder import METRICS_FILE, RUN_FILE, recorded_arguments
 from experiments.training import announce, describe_devices, describe_recipe, leave_process_group, prepare
@@ -42,12 +42,12 @@ class GlueTrainingArguments(FineTuningArguments):
     )
 
 
-ARGUMENTS = (CheckpointArguments, GlueArguments, GlueTrainingArguments)
+ARGUMENTS = (CheckpointArguments, LoraArguments, GlueArguments, GlueTrainingArguments)
 
 
 def main() -> None:
     command = parse_command(ARGUMENTS, __doc__, CONFIGURATION / "glue" / "base.yaml")
-    checkpoint, glue, training = command.groups
+    checkpoint, _, glue, training = command.groups
     if training.push_to_hub and len(glue.task_name) > 1:
         raise UserError("--push_to_hub pushes one model; give one task.")
     prepare(training, command.given)
@@ -59,25 +59,24 @@ def main() -> None:
 
 def run(command: Command) -> None:
     """Run the tasks that are not finished, then predict."""
-    checkpoint, glue, training = command.groups
-    output = Path(training.output_dir)
-    tasks = [TASKS[name] for name in glue.task_name]
+    checkpoint, _, glue, training = command.groups
+    output, tasks = Path(training.output_dir), [TASKS[name] for name in glue.task_name]
     # Everything that can be wrong with the arguments is found before a folder is touched or a task takes hours.
     inputs = [checkpoint.model_name_or_path, *glue.inputs()]
     waiting: dict[str, dict[str, Any]] = {}
     for task in tasks if training.do_train or training.do_eval else ():
         if task.is_regression and training.label_smoothing_factor:
             raise UserError(f"--label_smoothing_factor is for classes, and {task.name} has none; leave it out.")
-        start = choose_start(task, checkpoint, glue, output, "mnli" in waiting)
-        tokenizer = start and fit_tokenizer(task, start, glue, training.do_train)
+        start = choose_start(task, command, "mnli" in waiting)
+        tokenizer = start and load_task_tokenizer(task, start, command)
         splits = load_splits(task, glue, training.do_train)
-        identity = task_identity(task, checkpoint, glue, splits)
+        identity = task_identity(task, command, splits)
         check_output(output, identity, tasks, training.overwrite)
         if check_job(output / task.name, identity, training, inputs):
             logger.info("%s holds %s, finished.", output / task.name, task.title)
         else:
             waiting[task.name] = {"start": start, "tokenizer": tokenizer, "identity": identity, "splits": splits}
-    tests = {task.name: load_tests(task, glue) for task in tasks} if training.do_predict else {}
+    tests = {task: load_tests(TASKS[task], glue) for task in glue.task_name} if training.do_predict else {}
     announce(
         recipe=describe_recipe(command.recipes, training),
         devices=describe_devices(training),
@@ -86,14 +85,12 @@ def run(command: Command) -> None:
     silent = len(waiting) < 2 or bool(training.disable_tqdm) or not training.should_log
     done = len(tasks) - len(waiting)
     for name in tqdm(list(waiting), "Tasks", unit="task", initial=done, total=len(tasks), disable=silent):
-        parts = waiting.pop(name)
-        start = parts["start"] = parts["start"] or choose_start(TASKS[name], checkpoint, glue, output)
-        parts["tokenizer"] = parts["tokenizer"] or fit_tokenizer(TASKS[name], start, glue, training.do_train)
-        job = make_job(TASKS[name], glue=glue, **parts)
-        run_job(job, output / name, training, task_arguments(TASKS[name], command))
-    for task in tasks:
-        if task.name in tests:
-            predict_tests(task, tests[task.name], checkpoint, glue, training)
+        parts, task = waiting.pop(name), TASKS[name]
+        start = parts["start"] = parts["start"] or choose_start(task, command)
+        parts["tokenizer"] = parts["tokenizer"] or load_task_tokenizer(task, start, command)
+        run_job(make_job(task, command=command, **parts), output / name, training, task_arguments(task, command))
+    for name, parts in tests.items():
+        predict_tests(TASKS[name], parts, command)
 
 
 def task_arguments(task: GlueTask, command: Command) -> dict[str, Any]:

@@ -66,12 +66,8 @@ logger = logging.getLogger(__name__)
 
 # What makes several trials of one job, and does not belong to any of them.
 _SEVERAL_TRIALS = ("seeds", "search", "search_epochs", "search_learning_rates", "search_batch_sizes")
-_SHORT_NAMES = {
-    "seed": "seed",
-    "num_train_epochs": "epochs",
-    "learning_rate": "rate",
-    "global_batch_size": "batch",
-}
+# What a trial may have of its own, and what it is called in the trial's name.
+_SHORT_NAMES = {"seed": "seed", "num_train_epochs": "epochs", "learning_rate": "rate", "global_batch_size": "batch"}
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
 
 
@@ -171,15 +167,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Trial:
-    """
-    One fine-tuning.
-
-    Args:
-        folder (`Path`): Where its model and its metrics go.
-        values (`dict`): Arguments that it changes: its seed and, in a search, what is tried.
-        args ([`FineTuningArguments`]): The arguments of its Trainer.
-        identity ([`RunIdentity`]): What makes it this trial and not another.
-    """
+    """One fine-tuning: its folder, the arguments that it changes, all that its Trainer gets, and what it is."""
 
     folder: Path
     values: dict[str, Any]
@@ -233,11 +221,6 @@ def plan_trials(folder: Path, training: FineTuningArguments, decides: dict[str, 
     """
     The trials of a job: a grid, several seeds, or a single one, which gets the job's own folder.
 
-    Args:
-        folder (`Path`): The job's folder.
-        training ([`FineTuningArguments`]): The run.
-        decides (`dict`): The job's `identity`.
-
     Raises:
         UserError: if a batch cannot be divided among the devices, or several trials of nothing are asked for.
     """
@@ -248,13 +231,10 @@ def plan_trials(folder: Path, training: FineTuningArguments, decides: dict[str, 
     if training.search:
         grid = itertools.product(training.search_epochs, training.search_learning_rates, training.search_batch_sizes)
         planned = {
-            f"epochs-{epochs:g}-rate-{rate:g}-batch-{batch}": {
-                "seed": seed,
-                "num_train_epochs": epochs,
-                "learning_rate": rate,
-                "global_batch_size": batch,
-            }
-            for epochs, rate, batch in grid
+            f"epochs-{values[0]:g}-rate-{values[1]:g}-batch-{values[2]}": dict(
+                zip(_SHORT_NAMES, (seed, *values), strict=True)
+            )
+            for values in grid
         }
     elif training.seeds > 1:
         planned = {f"seed-{n}": {"seed": n} for n in range(seed, seed + training.seeds)}
@@ -277,15 +257,16 @@ def check_job(
     Check that a job may use a folder, and write nothing.
 
     Args:
-        folder (`Path`), decides (`dict`), training ([`FineTuningArguments`]): As for [`plan_trials`].
+        folder (`Path`): The job's folder.
+        decides (`dict`): The job's `identity`.
+        training ([`FineTuningArguments`]): The run.
         inputs (iterable of `str`, *optional*): Paths that the job reads, which must not be deleted with the folder.
 
     Returns:
         `bool`: whether all of it is finished.
 
     Raises:
-        UserError: as [`plan_trials`], or if the folder holds another job or other files, or a trial that cannot be
-            made longer.
+        UserError: as [`plan_trials`], or if the folder holds another job, other files, or a trial that cannot grow.
     """
     trials = plan_trials(folder, training, decides)
     state = check_run_folder(folder, _job_identity(training, decides), training.overwrite, inputs)
@@ -303,27 +284,24 @@ def check_job(
 
 def run_job(job: Job, folder: Path, training: FineTuningArguments, started: dict[str, Any]) -> dict[str, Any]:
     """
-    Run all trials of a job that are not finished, and leave the job's metrics and curve.
+    Run all trials of a job that are not finished in a folder that [`check_job`] has let pass.
 
     Args:
-        job ([`Job`]): What to fine-tune on.
-        folder (`Path`): The job's folder, which [`check_job`] has let pass.
-        training ([`FineTuningArguments`]): The run.
+        job ([`Job`]), folder (`Path`), training ([`FineTuningArguments`]): What, where and how.
         started (`dict`): The arguments to record, as a recipe that gives the job again.
 
     Returns:
-        `dict`: what `metrics.json` holds.
+        `dict`: what the job's `metrics.json` holds.
 
     Raises:
         UserError: if another process is at work in the folder, or training diverges.
     """
     trials = plan_trials(folder, training, job.identity)
     is_one = len(trials) == 1
-    hold: Any = nullcontext()
-    if not is_one:
-        if training.should_save and not training.overwrite:
-            (folder / METRICS_FILE).unlink(missing_ok=True)  # a summary of fewer trials
-        hold = _hold(folder, _job_identity(training, job.identity), training, started)
+    PartialState().wait_for_everyone()  # until all have looked at what is there
+    if not is_one and not training.overwrite and training.should_save:
+        (folder / METRICS_FILE).unlink(missing_ok=True)  # a summary of fewer trials
+    hold = nullcontext() if is_one else _hold(folder, _job_identity(training, job.identity), training, started)
     is_silent = is_one or bool(training.disable_tqdm) or not training.should_log
     is_announced = False
     with hold:
@@ -420,17 +398,10 @@ def predict(
     folder: Path,
 ) -> np.ndarray:
     """
-    What a model answers, over all devices; every process gets all of it.
-
-    Args:
-        model (`PreTrainedModel`): The model.
-        examples (`Dataset`): Encoded examples, with or without labels.
-        collator (callable), processing_class (any): As of a [`Job`].
-        training ([`FineTuningArguments`]): The run.
-        folder (`Path`): A folder that the Trainer may make.
+    What a model answers to encoded examples, on all devices together; the Trainer may make a folder for it.
 
     Returns:
-        `np.ndarray` of shape `(num_examples, num_labels)`: the logits.
+        `np.ndarray` of shape `(num_examples, num_labels)`: the logits, in every process.
     """
     args = copy.copy(training)
     args.output_dir, args.eval_strategy, args.load_best_model_at_end = str(folder), IntervalStrategy.NO, False
@@ -517,7 +488,6 @@ def _hold(
     folder: Path, identity: RunIdentity, training: FineTuningArguments, arguments: dict[str, Any]
 ) -> Iterator[None]:
     """Hold a folder in the first process, while all of them are at work in it."""
-    PartialState().wait_for_everyone()  # until all have looked at what is there
     with ExitStack() as stack:
         with training.main_process_first(local=False):
             if training.should_save:

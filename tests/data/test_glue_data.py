@@ -7,7 +7,8 @@ import datasets
 import pytest
 
 from experiments.arguments import UserError
-from experiments.glue.tasks import DIAGNOSTICS, TASKS, GlueArguments, encode_split, has_split, load_split
+from experiments.glue.tasks import DIAGNOSTICS, TASKS, GlueArguments, has_split, load_split
+from experiments.text.classifier import encode_texts
 from support.glue_rows import make_rows, make_tokenizer, write_rows, write_tasks
 
 
@@ -259,13 +260,12 @@ def test_texts_become_tokens_without_padding(tmp_path, load):
         {"sentence1": "a", "sentence2": "b", "label": 0},
     ]
     read = load(write_rows(tmp_path / "rows.jsonl", rows), "rte")
-    whole = encode_split(TASKS["rte"], read, tokenizer, GlueArguments(["rte"]), "rows")
+    whole = encode_texts(read, TASKS["rte"].columns, tokenizer, 128)
     assert whole["label"] == [1, 0]
     assert [len(ids) for ids in whole["input_ids"]] == [14, 5]
     assert whole["input_ids"][0] == tokenizer(rows[0]["sentence1"], rows[0]["sentence2"])["input_ids"]
     assert whole["token_type_ids"][0] == [0] * 10 + [1] * 4
     # Of a pair the longer text is cut, until both are equally long.
-    arguments = GlueArguments(["rte"], max_seq_length=9, preprocessing_num_workers=2)
-    cut = encode_split(TASKS["rte"], read, tokenizer, arguments, "rows")
+    cut = encode_texts(read, TASKS["rte"].columns, tokenizer, 9, workers=2)
     assert tokenizer.decode(cut["input_ids"][0]) == "[CLS] the cat sees [SEP] the bird. [SEP]"
     assert set(whole.column_names) == {"input_ids", "token_type_ids", "attention_mask", "label"}

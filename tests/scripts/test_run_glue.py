@@ -1,7 +1,9 @@
 """Fine-tuning on GLUE from the command line to the table and the files of a submission."""
 
 import json
+import logging
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -11,10 +13,13 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from datasets import Dataset
+from huggingface_hub.utils import filter_repo_objects
 from safetensors.torch import load_file, save_file
 from transformers import (
     AutoConfig,
     AutoModelForMaskedLM,
+    AutoModelForSeq2SeqLM,
     AutoModelForSequenceClassification,
     AutoTokenizer,
     PreTrainedTokenizerBase,
@@ -23,6 +28,7 @@ from transformers import (
 )
 
 import run_glue
+from experiments import training
 from experiments.arguments import UserError
 from experiments.fine_tuning import FineTuningTrainer
 from experiments.glue.tasks import DIAGNOSTICS, TASKS
@@ -521,6 +527,53 @@ def test_small_tasks_start_from_mnli(tmp_path, recipe, monkeypatch, everything, 
         assert {key.split(".")[0] for key in weights.keys() - same} == {"classifier"}
 
 
+def test_a_longer_input_lengthens_the_model_and_its_tokenizer(tmp_path, recipe, monkeypatch, checkpoint):
+    data = tmp_path / "glue"
+    for split, count in (("train", 24), ("validation", 20)):
+        rows = make_rows(TASKS["sst2"], split, count)
+        # What tells the class stands where the checkpoint's 64 positions are long over.
+        rows = [row | {"sentence": "the " * 90 + row["sentence"]} for row in rows]
+        write_rows(data / "sst2" / f"{split}.jsonl", rows)
+    run(monkeypatch, "--recipe", recipe, "--data_dir", data, "--task_name", "sst2", "--max_seq_length", 128,
+        "--max_steps", -1, "--num_train_epochs", 8)  # fmt: skip
+    folder = tmp_path / "run" / "sst2"
+    metrics = read_metrics(folder)
+    assert AutoConfig.from_pretrained(folder).max_position_embeddings == 128
+    assert AutoTokenizer.from_pretrained(folder).model_max_length == 128
+    # As the card has it: what was measured is what a user gets.
+    classify = pipeline("text-classification", model=str(folder), truncation=True)
+    rows = [json.loads(line) for line in (data / "sst2" / "validation.jsonl").read_text().splitlines()]
+    answers = classify([row["sentence"] for row in rows], batch_size=8)
+    right = [answer["label"] == TASKS["sst2"].labels[row["label"]] for answer, row in zip(answers, rows, strict=True)]
+    assert statistics.mean(right) == metrics["eval_accuracy"]
+    assert AutoConfig.from_pretrained(checkpoint).max_position_embeddings == 64
+    # A shorter input changes nothing: the tokenizer's limit is the model's.
+    run(monkeypatch, "--recipe", recipe, "--task_name", "cola")
+    assert AutoTokenizer.from_pretrained(tmp_path / "run" / "cola").model_max_length == 64
+
+
+def test_a_checkpoint_without_a_tokenizer_is_refused(tmp_path, recipe, monkeypatch, checkpoint):
+    AutoModelForMaskedLM.from_pretrained(checkpoint).save_pretrained(tmp_path / "model")
+    with pytest.raises(UserError, match="holds no tokenizer"):
+        run(monkeypatch, "--recipe", recipe, "--task_name", "cola", "--model_name_or_path", tmp_path / "model")
+    assert not (tmp_path / "run").exists()
+    run(monkeypatch, "--recipe", recipe, "--task_name", "cola", "--model_name_or_path", tmp_path / "model",
+        "--tokenizer_name", checkpoint)  # fmt: skip
+    assert len(AutoTokenizer.from_pretrained(tmp_path / "run" / "cola")) == len(make_tokenizer())
+
+
+def test_models_of_two_stacks_are_refused_in_one_line(tmp_path, recipe, monkeypatch):
+    sizes = {"d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2, "decoder_start_token_id": 0}
+    tokenizer = make_tokenizer()
+    config = AutoConfig.for_model("t5", vocab_size=len(tokenizer), **sizes)
+    AutoModelForSeq2SeqLM.from_config(config).save_pretrained(tmp_path / "t5")
+    tokenizer.save_pretrained(tmp_path / "t5")
+    with pytest.raises(UserError, match="t5") as error:
+        run(monkeypatch, "--recipe", recipe, "--task_name", "cola", "--model_name_or_path", tmp_path / "t5")
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize(
     ("more", "message"),
     [
@@ -551,6 +604,10 @@ def test_small_tasks_start_from_mnli(tmp_path, recipe, monkeypatch, everything, 
         (["--task_name", "cola", "--push_to_hub"], "cannot reach the Hub"),
         (["--task_name", "cola", "--resume_from_checkpoint", "nowhere"], "--resume_from_checkpoint nowhere"),
         (["--task_name", "cola", "--evaluation_strategy", "no"], "--evaluation_strategy"),
+        (["--task_name", "cola", "--learning_rate", "-1"], "--learning_rate -1 must be"),
+        (["--task_name", "cola", "--report_to", "nobody"], "--report_to"),
+        (["--task_name", "cola", "--early_stopping_patience", "2"], "add --eval_strategy"),
+        (["--task_name", "cola", "--seeds", "2", "--do_eval"], "has no classification head"),
     ],
 )
 def test_mistakes_are_explained_and_leave_nothing(tmp_path, recipe, monkeypatch, more, message):
@@ -569,6 +626,7 @@ def test_mistakes_are_explained_and_leave_nothing(tmp_path, recipe, monkeypatch,
         ({"train_file": "{rows}", "validation_file": "nowhere.csv"}, r"nowhere\.csv: no such file"),
         ({"train_file": "{rows}", "validation_file": "{bad}"}, r"bad\.jsonl: row 1 has the label 3"),
         ({"train_file": "{rows}", "validation_file": "{empty}"}, r"empty\.jsonl is empty"),
+        ({"validation_file": "{rows}"}, "no file for the split `train` of cola; give --train_file, or use --data_dir"),
     ],
 )
 def test_data_that_cannot_be_used_leaves_nothing(tmp_path, recipe, tasks, monkeypatch, files, message):
@@ -701,6 +759,92 @@ def test_a_run_is_never_overwritten_unasked(tmp_path, recipe, monkeypatch, every
     assert "overwrite" not in (folder / "cola" / "arguments.yaml").read_text()
 
 
+def test_what_a_run_reads_is_not_deleted(tmp_path, recipe, monkeypatch, tasks):
+    run(monkeypatch, "--recipe", recipe, "--task_name", "cola")
+    folder = tmp_path / "run" / "cola"
+    shutil.copytree(tasks / "cola", folder / "data")
+    flags = yaml.safe_load(recipe.read_text())
+    del flags["data_dir"]
+    recipe.write_text(yaml.safe_dump(flags))
+    files = ["--train_file", folder / "data/train.jsonl", "--validation_file", folder / "data/validation.jsonl"]
+    with pytest.raises(UserError, match=r"--overwrite would delete .*train\.jsonl, which this run needs"):
+        run(monkeypatch, "--recipe", recipe, "--task_name", "cola", *files, "--overwrite")
+    assert (folder / "data" / "train.jsonl").is_file()
+
+
+def test_the_same_data_and_checkpoint_may_lie_elsewhere(tmp_path, recipe, monkeypatch, tasks, checkpoint, caplog):
+    with monkeypatch.context() as context:
+        stop_at_step(context, 42, 1)
+        with pytest.raises(Stopped):
+            run(context, "--recipe", recipe, "--task_name", "cola")
+    shutil.copytree(tasks, tmp_path / "data")
+    shutil.copytree(checkpoint, tmp_path / "model")
+    more = ["--data_dir", tmp_path / "data", "--model_name_or_path", tmp_path / "model", "--task_name", "cola"]
+    run(monkeypatch, "--recipe", recipe, *more, "--logging_steps", 2)
+    before = files_below(tmp_path / "run" / "cola")
+    caplog.set_level(logging.INFO)
+    run(monkeypatch, "--recipe", recipe, *more, "--preprocessing_num_workers", 2)
+    assert files_below(tmp_path / "run" / "cola") == before
+    assert f"{tmp_path / 'run' / 'cola'} holds CoLA, finished." in caplog.messages
+    # What stands in the files is another matter.
+    write_rows(tmp_path / "data" / "cola" / "train.jsonl", make_rows(TASKS["cola"], "train", 30))
+    with pytest.raises(UserError, match=r"holds another run \(data: "):
+        run(monkeypatch, "--recipe", recipe, *more)
+
+
+def test_the_first_lines_say_what_is_about_to_run(tmp_path, recipe, monkeypatch, caplog):
+    caplog.set_level(logging.INFO)
+    run(monkeypatch, "--recipe", recipe, "--task_name", "cola", "--output_dir", tmp_path / "run")
+    lines = [line for record in caplog.records if record.name.startswith("experiments") for line in [record.message]]
+    named = {line.split(":")[0]: line for line in lines[:5]}
+    assert list(named) == ["Recipe", "Devices", "Model", "Data", "Steps"]
+    assert "recipe.yaml" in named["Recipe"]
+    assert "parameters, from tiny" in named["Model"]
+    assert "train 24, validation 10 examples" in named["Data"]
+    assert "2 of 8 sequences" in named["Steps"]
+
+
+def test_what_is_uploaded_names_no_place_of_the_machine(tmp_path, recipe, monkeypatch):
+    uploads = []
+    monkeypatch.setattr(training, "whoami", lambda token=None: {"name": "me"})
+    monkeypatch.setattr(training, "upload_folder", lambda **options: uploads.append(options))
+    monkeypatch.setattr(
+        FineTuningTrainer, "init_hf_repo", lambda trainer, *args: setattr(trainer, "hub_model_id", "me/cola")
+    )
+    run(monkeypatch, "--recipe", recipe, "--task_name", "cola", "--push_to_hub", "--hub_model_id", "me/cola")
+    (upload,) = uploads
+    folder = tmp_path / "run" / "cola"
+    assert (upload["repo_id"], upload["folder_path"]) == ("me/cola", str(folder))
+    files = [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
+    uploaded = list(filter_repo_objects(files, ignore_patterns=upload["ignore_patterns"]))
+    assert {"model.safetensors", "tokenizer.json", "README.md", "metrics.json", "all_results.json"} <= set(uploaded)
+    for name in uploaded:
+        content = (folder / name).read_bytes()
+        assert str(tmp_path).encode() not in content, name
+        assert str(tmp_path.parent).encode() not in content, name
+    card = (folder / "README.md").read_text()
+    assert "# me/cola" in card
+    assert "always the commonest label" in card
+    # The rows lie here, whatever they are.
+    assert "nyu-mll" not in card
+
+
+def test_a_data_set_of_the_hub_is_named_in_the_card(tmp_path, recipe, monkeypatch, tasks):
+    flags = yaml.safe_load(recipe.read_text())
+    del flags["data_dir"]
+    recipe.write_text(yaml.safe_dump(flags))
+    read = []
+
+    def load(name, part, split, **options):
+        read.append((name, part, split))
+        return Dataset.from_list(make_rows(TASKS[part], split))
+
+    monkeypatch.setattr("experiments.glue.tasks.load_dataset", load)
+    run(monkeypatch, "--recipe", recipe, "--task_name", "cola", "--dataset_name", "me/my-glue")
+    assert read == [("me/my-glue", "cola", "train"), ("me/my-glue", "cola", "validation")]
+    assert "datasets:\n- me/my-glue" in (tmp_path / "run" / "cola" / "README.md").read_text()
+
+
 def test_a_folder_of_other_files_is_not_touched(tmp_path, recipe, monkeypatch):
     (tmp_path / "run" / "cola").mkdir(parents=True)
     (tmp_path / "run" / "cola" / "thesis.tex").write_text("precious")
@@ -732,21 +876,44 @@ def test_models_train_and_evaluate_only_what_was_asked(tmp_path, checkpoint, mon
     assert seen == [(True, True), (True, False), (False, True), (False, False), (True, True)]
 
 
-@pytest.mark.slow
-def test_two_processes_train_one_model(tmp_path, recipe):
-    command = [
-        *(sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone"),
-        *(str(SCRIPT), "--recipe", str(recipe), "--task_name", "mnli", "rte", "--mnli_checkpoint", "run"),
-        *("--seeds", "2", "--global_batch_size", "16", "--do_train", "--do_predict"),
-    ]
+def run_two_processes(*flags):
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone"]
     result = subprocess.run(
-        command, capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"}
+        [*launcher, str(SCRIPT), *map(str, flags)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     assert result.returncode == 0, result.stderr[-3000:]
+
+
+@pytest.mark.slow
+def test_two_processes_train_one_model(tmp_path, recipe):
+    run_two_processes("--recipe", recipe, "--task_name", "mnli", "rte", "--mnli_checkpoint", "run", "--seeds", 2,
+                      "--global_batch_size", 16, "--do_train", "--do_predict")  # fmt: skip
     metrics = read_metrics(tmp_path / "run" / "rte" / "seed-43")
     assert metrics["global_batch_size"] == 16
     assert metrics["eval_loss"] > 0
     assert len((tmp_path / "run" / "submission" / "RTE.tsv").read_text().splitlines()) == 7
+
+
+@pytest.mark.slow
+def test_two_processes_have_the_curve_of_one(tmp_path, recipe, monkeypatch):
+    # Layer norm in the smoother and no dropout: what is drawn and what is averaged over a batch would differ.
+    more = ["--recipe", recipe, "--task_name", "sst2", "--max_steps", 6, "--eval_strategy", "steps", "--eval_steps", 2,
+            "--save_strategy", "steps", "--save_steps", 2, "--load_best_model_at_end", "--do_train",
+            "--do_predict", "--global_batch_size", 8, "--per_device_eval_batch_size", 5]  # fmt: skip
+    run(monkeypatch, *more, "--output_dir", tmp_path / "one")
+    run_two_processes(*more, "--per_device_train_batch_size", 4)
+    one, two = (read_metrics(tmp_path / name / "sst2") for name in ("one", "run"))
+    for name in ("loss", "eval_loss", "eval_score", "grad_norm"):
+        curves = [[entry[name] for entry in metrics["history"] if name in entry] for metrics in (one, two)]
+        assert len(curves[0]) >= 3
+        assert curves[1] == pytest.approx(curves[0], rel=2e-3 if name == "grad_norm" else 1e-5), name
+    assert (one["score"], one["best_step"]) == (two["score"], two["best_step"])
+    answers = [(tmp_path / name / "submission" / "SST-2.tsv").read_text() for name in ("one", "run")]
+    assert answers[0] == answers[1]
 
 
 def test_bars_are_not_written_into_files(recipe, monkeypatch):

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from datasets import Dataset, load_dataset
-from transformers import PreTrainedTokenizerBase
 
 from experiments.arguments import UserError
 from experiments.loading import TABLE_READERS, explained_errors, read_table_file
@@ -157,13 +156,8 @@ class GlueArguments:
         if self.max_seq_length < 5:
             raise UserError(f"--max_seq_length is {self.max_seq_length}; two texts need at least 5 tokens.")
 
-    @property
-    def is_local(self) -> bool:
-        """Whether the data comes from files, and not from the Hub."""
-        return any((self.data_dir, self.train_file, self.validation_file, self.test_file))
-
     def inputs(self) -> list[str]:
-        """The folders and files that are read."""
+        """The local folders and files that are read; none if the data comes from the Hub."""
         return [path for path in (self.data_dir, self.train_file, self.validation_file, self.test_file) if path]
 
 
@@ -228,30 +222,6 @@ def load_split(task: GlueTask, split: str, arguments: GlueArguments) -> Dataset:
     return Dataset.from_dict(columns)
 
 
-def encode_split(
-    task: GlueTask, rows: Dataset, tokenizer: PreTrainedTokenizerBase, arguments: GlueArguments, desc: str
-) -> Dataset:
-    """
-    Tokenize a split of [`load_split`].
-
-    Args:
-        task ([`GlueTask`]): The task.
-        rows (`Dataset`): Its texts and labels.
-        tokenizer (`PreTrainedTokenizerBase`): The model's.
-        arguments ([`GlueArguments`]): The longest input in tokens; of a pair the longer text is cut first.
-        desc (`str`): Stands before the progress bar.
-
-    Returns:
-        `Dataset`: what the tokenizer makes of the texts, without padding, and the other columns of `rows`.
-    """
-    length, workers = arguments.max_seq_length, arguments.preprocessing_num_workers
-
-    def encode(batch: dict[str, list]) -> dict[str, list]:
-        return dict(tokenizer(*(batch[column] for column in task.columns), truncation=True, max_length=length))
-
-    return rows.map(encode, batched=True, remove_columns=list(task.columns), num_proc=workers, desc=desc)
-
-
 def has_split(task: GlueTask, split: str, arguments: GlueArguments) -> bool:
     """Whether a split is named or lies in the local folder; data on the Hub is taken to be complete."""
     try:
@@ -283,7 +253,7 @@ def _local_file(task: GlueTask, split: str, arguments: GlueArguments) -> Path | 
     """The local file with a split; None if the data is not local."""
     if arguments.data_dir is not None:
         return _find_split(Path(arguments.data_dir).expanduser(), task, split)
-    if not arguments.is_local:
+    if not arguments.inputs():
         return None
     flags = {"train": "train_file", task.evaluation_splits[0]: "validation_file"}
     flags |= {next(iter(task.submission)): "test_file"}
