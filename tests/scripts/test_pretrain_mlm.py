@@ -18,7 +18,9 @@ import pretrain_mlm
 from experiments import training
 from experiments.arguments import UserError, run_script
 from experiments.run_folder import find_checkpoint
+from experiments.text.masked_lm import MaskedLMTrainer
 from modeling_sktformer import SKTformerForMaskedLM
+from support.glue_rows import files_below
 
 
 SCRIPT = Path(pretrain_mlm.__file__)
@@ -103,11 +105,15 @@ def test_a_run_leaves_a_model_that_fills_masks(tmp_path, recipe, monkeypatch, ca
 
     again = yaml.safe_load((folder / "arguments.yaml").read_text())
     assert again["max_steps"] == 220
-    with pytest.raises(UserError, match="this very run, finished"):
-        run(monkeypatch, "--recipe", folder / "arguments.yaml")
+    results = json.loads((folder / "all_results.json").read_text())
+    assert results["eval_loss"] == metrics["eval_loss"]
+    assert json.loads((folder / "trainer_state.json").read_text())["global_step"] == 220
+    before = files_below(folder)
+    run(monkeypatch, "--recipe", folder / "arguments.yaml")
+    assert "holds this run, finished" in caplog.text
     with pytest.raises(UserError, match=r"another run \(.*seed: 3 there, 4 here"):
         run(monkeypatch, "--recipe", folder / "arguments.yaml", "--seed", 4)
-    assert metrics_of(folder) == metrics
+    assert {path.name for path, time in files_below(folder).items() if before[path] != time} <= {".lock"}
 
 
 def test_any_architecture_with_the_same_tokenizer(tmp_path, recipe, monkeypatch):
@@ -121,14 +127,84 @@ def test_any_architecture_with_the_same_tokenizer(tmp_path, recipe, monkeypatch)
     assert metrics_of(other)["eval_predicted_tokens"] == metrics_of(tmp_path / "run")["eval_predicted_tokens"]
 
 
-def test_pre_training_goes_on_from_a_checkpoint(tmp_path, recipe, monkeypatch):
-    run(monkeypatch, "--recipe", recipe)
+def without(recipe, *names):
     flags = yaml.safe_load(recipe.read_text())
-    del flags["config_overrides"]
-    recipe.write_text(yaml.safe_dump(flags))
-    more = tmp_path / "more"
-    run(monkeypatch, "--recipe", recipe, "--model_name_or_path", tmp_path / "run", "--output_dir", more)
-    assert SKTformerForMaskedLM.from_pretrained(more).config.num_hidden_layers == 1
+    recipe.write_text(yaml.safe_dump({name: value for name, value in flags.items() if name not in names}))
+
+
+def test_pre_training_goes_on_at_another_length(tmp_path, recipe, monkeypatch, caplog):
+    caplog.set_level("INFO")
+    run(monkeypatch, "--recipe", recipe)
+    without(recipe, "config_overrides")
+    longer = ["--model_name_or_path", tmp_path / "run", "--output_dir", tmp_path / "longer", "--max_seq_length", 48]
+    run(monkeypatch, "--recipe", recipe, *longer)
+    config = SKTformerForMaskedLM.from_pretrained(tmp_path / "longer").config
+    assert (config.num_hidden_layers, config.max_position_embeddings) == (1, 48)
+    assert AutoTokenizer.from_pretrained(tmp_path / "longer").model_max_length == 48
+    assert "24" in caplog.text
+    assert "48" in caplog.text
+
+
+def test_evaluation_alone_trains_nothing(tmp_path, recipe, monkeypatch):
+    run(monkeypatch, "--recipe", recipe)
+    without(recipe, "config_overrides")
+    flags = ["--model_name_or_path", tmp_path / "run", "--output_dir", tmp_path / "evaluation", "--do_eval"]
+    with monkeypatch.context() as context:
+        context.setattr(MaskedLMTrainer, "train", stop)
+        run(context, "--recipe", recipe, *flags)
+    evaluation = metrics_of(tmp_path / "evaluation")
+    assert evaluation["eval_loss"] == pytest.approx(metrics_of(tmp_path / "run")["eval_loss"], rel=1e-5)
+    assert not (tmp_path / "evaluation" / "model.safetensors").exists()
+    with pytest.raises(UserError, match="--do_eval alone evaluates a checkpoint"):
+        run(monkeypatch, "--recipe", recipe, "--do_eval", "--output_dir", tmp_path / "nothing")
+
+
+def test_a_finished_run_goes_on_to_more_steps(tmp_path, recipe, monkeypatch):
+    run(monkeypatch, "--recipe", recipe)
+    run(monkeypatch, "--recipe", recipe, "--max_steps", 6, "--logging_steps", 2, "--per_device_train_batch_size", 4,
+        "--gradient_accumulation_steps", 2)  # fmt: skip
+    steps = [entry["step"] for entry in metrics_of(tmp_path / "run")["history"] if "eval_loss" in entry]
+    assert steps == [2, 4, 6]
+    with pytest.raises(UserError, match="no run can be shortened"):
+        run(monkeypatch, "--recipe", recipe)
+
+
+def test_a_text_that_has_changed_makes_another_run(tmp_path, recipe, text, monkeypatch):
+    moved, changed = tmp_path / "moved.txt", tmp_path / "changed.txt"
+    moved.write_text((text / "train.txt").read_text())
+    changed.write_text((text / "train.txt").read_text() + "\nthe cat never barks .")
+    run(monkeypatch, "--recipe", recipe)
+    before = files_below(tmp_path / "run")
+    run(monkeypatch, "--recipe", recipe, "--train_file", moved)
+    assert {path.name for path, time in files_below(tmp_path / "run").items() if before[path] != time} <= {".lock"}
+    with pytest.raises(UserError, match=r"another run \(data: "):
+        run(monkeypatch, "--recipe", recipe, "--train_file", changed)
+
+
+def test_a_diverged_run_is_not_taken_for_a_good_one(tmp_path, recipe, monkeypatch):
+    with pytest.raises(UserError, match="Training has diverged"):
+        run(monkeypatch, "--recipe", recipe, "--learning_rate", 1e30, "--max_grad_norm", 0, "--optim", "sgd")
+    assert not list((tmp_path / "run").rglob("metrics.json"))
+    assert not (tmp_path / "run" / "model.safetensors").exists()
+
+
+def test_the_first_lines_say_what_runs(tmp_path, recipe, monkeypatch, caplog):
+    caplog.set_level("INFO")
+    run(monkeypatch, "--recipe", recipe)
+    said = "\n".join(record.getMessage() for record in caplog.records)
+    for start in ("Model:", "Recipe:", "Data:", "Steps:", "Devices:"):
+        assert f"\n{start}" in f"\n{said}", start
+    assert f"{metrics_of(tmp_path / 'run')['parameters']:,} parameters" in said
+    assert "recipe.yaml" in said
+    assert "4 of 8 sequences" in said
+
+
+def test_evaluation_in_between_changes_nothing(tmp_path, recipe, monkeypatch):
+    losses = []
+    for steps in (1, 4):
+        run(monkeypatch, "--recipe", recipe, "--eval_steps", steps, "--output_dir", tmp_path / str(steps))
+        losses.append([entry["loss"] for entry in metrics_of(tmp_path / str(steps))["history"] if "loss" in entry])
+    assert losses[0] == losses[1]
 
 
 def test_a_run_that_is_cut_short_ends_as_if_it_had_not_been(tmp_path, recipe, monkeypatch):
@@ -139,9 +215,9 @@ def test_a_run_that_is_cut_short_ends_as_if_it_had_not_been(tmp_path, recipe, mo
             raise Stopped
         return training_step(trainer, *args, **kwargs)
 
-    training_step = pretrain_mlm.MaskedLMTrainer.training_step
+    training_step = MaskedLMTrainer.training_step
     with monkeypatch.context() as context:
-        context.setattr(pretrain_mlm.MaskedLMTrainer, "training_step", cut)
+        context.setattr(MaskedLMTrainer, "training_step", cut)
         with pytest.raises(Stopped):
             run(context, "--recipe", recipe)
     folder = tmp_path / "run"
@@ -199,7 +275,7 @@ class Stopped(Exception):
     """Raised where a test has seen enough of a run."""
 
 
-def stop():
+def stop(*args, **kwargs):
     raise Stopped
 
 
@@ -207,7 +283,7 @@ def stop():
 def test_the_global_batch_is_kept_by_accumulation(recipe, monkeypatch, per_device, accumulation):
     seen: dict[str, int] = {}
     monkeypatch.setattr(
-        pretrain_mlm.MaskedLMTrainer,
+        MaskedLMTrainer,
         "train",
         lambda trainer, **_: seen.update(steps=trainer.args.gradient_accumulation_steps) or stop(),
     )
@@ -216,16 +292,30 @@ def test_the_global_batch_is_kept_by_accumulation(recipe, monkeypatch, per_devic
     assert seen == {"steps": accumulation}
 
 
-def test_two_processes_train_one_model(tmp_path, recipe):
-    command = [
-        *(sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone"),
-        *(str(SCRIPT), "--recipe", str(recipe), "--global_batch_size", "16", "--max_steps", "2"),
-    ]
-    result = subprocess.run(
-        command, capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"}
-    )
-    assert result.returncode == 0, result.stderr[-3000:]
-    assert metrics_of(tmp_path / "run")["eval_predicted_tokens"] > 0
+def test_two_processes_train_as_one(tmp_path, recipe):
+    dropouts = ["hidden_dropout_prob", "attention_probs_dropout_prob", "smoother_dropout_prob"]
+    sizes = "num_hidden_layers=1,hidden_size=32,intermediate_size=64,smoother_norm=layer_norm"
+    flags = ["--config_overrides", ",".join([sizes, *(f"{name}=0.0" for name in dropouts)])]
+    launchers = {
+        "one": [sys.executable],
+        "two": [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone"],
+    }
+    losses = {}
+    for name, launcher in launchers.items():
+        folder = tmp_path / name
+        command = [*launcher, str(SCRIPT), "--recipe", str(recipe), "--global_batch_size", "16", "--max_steps", "6"]
+        result = subprocess.run(
+            [*command, *flags, "--output_dir", str(folder)],
+            capture_output=True,
+            text=True,
+            check=False,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "TORCHELASTIC_ERROR_FILE": str(tmp_path / "error")},
+        )
+        assert result.returncode == 0, result.stderr[-3000:]
+        history = metrics_of(folder)["history"]
+        losses[name] = [entry.get("loss", entry.get("eval_loss")) for entry in history]
+    assert len(losses["one"]) > 6
+    assert losses["two"] == pytest.approx(losses["one"], rel=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -250,6 +340,10 @@ def test_two_processes_train_one_model(tmp_path, recipe):
         (["--resume_from_checkpoint", "nowhere"], "--resume_from_checkpoint nowhere"),
         (["--global_batch_size", "-8"], "not a multiple"),
         (["--push_to_hub", "--hub_model_id", "me/mine"], "cannot reach the Hub"),
+        (["--learning_rate", "-1"], "--learning_rate -1"),
+        (["--report_to", "carrier_pigeon"], "--report_to carrier_pigeon"),
+        (["--max_steps", "5", "--num_train_epochs", "1"], "contradict each other"),
+        (["--do_predict"], "--do_predict is for labels"),
         (["--max_seq_length", "4000", "--full_blocks_only"], "does not fill one block"),
     ],
 )
@@ -308,20 +402,12 @@ def test_a_folder_of_other_files_is_not_touched(tmp_path, recipe, monkeypatch, c
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["thesis.tex"]
 
 
-def test_processes_without_devices_are_refused(recipe, monkeypatch):
-    (arguments,) = pretrain_mlm.parse_args([pretrain_mlm.PretrainingArguments], ["--use_cpu"])
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setattr(pretrain_mlm.PretrainingArguments, "world_size", 1)
-    with pytest.raises(UserError, match="--use_cpu"):
-        pretrain_mlm.check_training_arguments(arguments, pretrain_mlm.CorpusArguments())
-
-
 def test_a_finished_run_is_uploaded_with_its_card(tmp_path, recipe, monkeypatch):
     uploads = []
     monkeypatch.setattr(
-        pretrain_mlm.MaskedLMTrainer, "init_hf_repo", lambda trainer, *_: setattr(trainer, "hub_model_id", "me/mine")
+        MaskedLMTrainer, "init_hf_repo", lambda trainer, *_: setattr(trainer, "hub_model_id", "me/mine")
     )
-    monkeypatch.setattr(pretrain_mlm.MaskedLMTrainer, "_push_from_checkpoint", lambda *_: None)
+    monkeypatch.setattr(MaskedLMTrainer, "_push_from_checkpoint", lambda *_: None)
     monkeypatch.setattr(training, "whoami", lambda token: {"name": "me"})
     monkeypatch.setattr(training, "upload_folder", lambda **arguments: uploads.append(arguments))
     run(monkeypatch, "--recipe", recipe, "--push_to_hub", "--hub_model_id", "me/mine")

@@ -161,6 +161,14 @@ def test_several_gpus_in_one_process_are_refused(tmp_path, monkeypatch):
         prepare(arguments(tmp_path), {})
 
 
+def test_processes_without_devices_are_refused(tmp_path, monkeypatch):
+    training = arguments(tmp_path)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(RunArguments, "world_size", 1)
+    with pytest.raises(UserError, match=r"2 processes were launched .*--use_cpu"):
+        prepare(training, {})
+
+
 def test_stages(tmp_path):
     training = arguments(tmp_path)
     prepare(training, {})
