@@ -27,6 +27,7 @@ from experiments.glue.tasks import DIAGNOSTICS, TASKS, GlueArguments, GlueTask, 
 from experiments.models import CheckpointArguments, LoraArguments
 from experiments.results import read_json
 from experiments.run_folder import METRICS_FILE, RUN_FILE, recorded_arguments
+from experiments.text.classifier import checkpoint_identity
 from experiments.training import announce, describe_devices, describe_recipe, leave_process_group, prepare
 
 
@@ -59,38 +60,40 @@ def main() -> None:
 
 def run(command: Command) -> None:
     """Run the tasks that are not finished, then predict."""
-    checkpoint, _, glue, training = command.groups
-    output, tasks = Path(training.output_dir), [TASKS[name] for name in glue.task_name]
+    checkpoint, lora, glue, training = command.groups
+    output, names = Path(training.output_dir), glue.task_name
     # Everything that can be wrong with the arguments is found before a folder is touched or a task takes hours.
+    shared = checkpoint_identity(checkpoint, lora)
+    check_output(output, shared["checkpoint"], [name for name in TASKS if not (training.overwrite and name in names)])
     inputs = [checkpoint.model_name_or_path, *glue.inputs()]
     waiting: dict[str, dict[str, Any]] = {}
-    for task in tasks if training.do_train or training.do_eval else ():
+    for task in [TASKS[name] for name in names if training.do_train or training.do_eval]:
         if task.is_regression and training.label_smoothing_factor:
             raise UserError(f"--label_smoothing_factor is for classes, and {task.name} has none; leave it out.")
         start = choose_start(task, command, "mnli" in waiting)
         tokenizer = start and load_task_tokenizer(task, start, command)
         splits = load_splits(task, glue, training.do_train)
-        identity = task_identity(task, command, splits)
-        check_output(output, identity, tasks, training.overwrite)
+        identity = shared | task_identity(task, glue, splits)
         if check_job(output / task.name, identity, training, inputs):
             logger.info("%s holds %s, finished.", output / task.name, task.title)
         else:
             waiting[task.name] = {"start": start, "tokenizer": tokenizer, "identity": identity, "splits": splits}
-    tests = {task: load_tests(TASKS[task], glue) for task in glue.task_name} if training.do_predict else {}
+    tests = {name: load_tests(TASKS[name], glue) for name in names if training.do_predict}
     announce(
         recipe=describe_recipe(command.recipes, training),
         devices=describe_devices(training),
         **({"note": " ".join(command.notes)} if command.notes else {}),
     )
     silent = len(waiting) < 2 or bool(training.disable_tqdm) or not training.should_log
-    done = len(tasks) - len(waiting)
-    for name in tqdm(list(waiting), "Tasks", unit="task", initial=done, total=len(tasks), disable=silent):
-        parts, task = waiting.pop(name), TASKS[name]
-        start = parts["start"] = parts["start"] or choose_start(task, command)
-        parts["tokenizer"] = parts["tokenizer"] or load_task_tokenizer(task, start, command)
+    done = len(names) - len(waiting)
+    for name in tqdm(list(waiting), "Tasks", unit="task", initial=done, total=len(names), disable=silent):
+        task, parts = TASKS[name], waiting.pop(name)
+        if parts["start"] is None:
+            parts["start"] = start = choose_start(task, command) or checkpoint
+            parts["tokenizer"] = load_task_tokenizer(task, start, command)
         run_job(make_job(task, command=command, **parts), output / name, training, task_arguments(task, command))
-    for name, parts in tests.items():
-        predict_tests(TASKS[name], parts, command)
+    for name, splits_to_predict in tests.items():
+        predict_tests(TASKS[name], splits_to_predict, command)
 
 
 def task_arguments(task: GlueTask, command: Command) -> dict[str, Any]:
@@ -103,15 +106,13 @@ def task_arguments(task: GlueTask, command: Command) -> dict[str, Any]:
     return {name: value for name, value in started.items() if name not in unused} | {"task_name": [task.name]}
 
 
-def check_output(output: Path, identity: dict[str, Any], tasks: list[GlueTask], overwrite: bool) -> None:
+def check_output(output: Path, checkpoint: str, names: list[str]) -> None:
     """Refuse a folder that is a model, or has tasks of another one, which would stand in one table with this one's."""
     if (output / "config.json").is_file():
         raise UserError(f"--output_dir {output} is a model's folder; choose another one for the tasks.")
-    for name in TASKS:
+    for name in names:
         file = output / name / RUN_FILE
-        if not file.is_file() or (overwrite and TASKS[name] in tasks):
-            continue
-        if read_json(file)["decides"].get("checkpoint") != identity["checkpoint"]:
+        if file.is_file() and read_json(file)["decides"].get("checkpoint") != checkpoint:
             raise UserError(f"--output_dir {output} holds {name} of another checkpoint; choose another folder.")
 
 

@@ -3,24 +3,21 @@ Fine-tuning of any task: one seed or many, at fixed values or over a grid, on on
 
 Nothing here knows a task. A script describes what it trains as a [`Job`] and hands it over:
 
-    command = parse_command((MyDataArguments, CheckpointArguments, FineTuningArguments), __doc__, BASE_RECIPE)
-    ...
     identity = {"data": fingerprint_rows(train, validation), "checkpoint": ...}
     finished = check_job(folder, identity, training, inputs)   # before anything is written: raises, or says if done
     metrics = run_job(job, folder, training, started)          # all trials that are not finished; the job's metrics
     best = best_trial(folder)                                  # the folder with the best model, for predictions
 
-A job has one trial, or several (`--seeds`, `--search`). Each trial is a run of its own, with its folder, its identity,
-its lock and its run in the trackers: the job's folder where there is one, else `seed-N` or `epochs-E-rate-R-batch-B`
-below it. A trial that is cut short is resumed, a finished one is skipped, so `--seeds 3` may grow to `--seeds 5`.
-A trial's folder holds model, tokenizer, `metrics.json`, `all_results.json`, `trainer_state.json`, `curve.png` and the
-card; a job of several trials has `metrics.json` (median or best) and `curve.png` in its own folder.
+A job has one trial in its own folder, or several (`--seeds`, `--search`) in folders in it, `seed-N` for example.
+Each is a run of its own, with its identity, its lock and its run in trackers: one that is cut short is resumed, a
+finished one is skipped, so `--seeds 3` may grow to `--seeds 5`. It leaves model, card, `metrics.json`, `curve.png`,
+`all_results.json` and `trainer_state.json`; several leave `metrics.json` and `curve.png` of all in the job's folder.
 
 `metrics.json` of a trial has `name`, `folder`, `job`, `score` (of the first evaluation part), `seed`,
-`global_batch_size`, `train_samples`, the metrics `eval_*` (also `eval_samples`) of the first evaluation part and
-`eval_PART_*` of every other (without `validation_`), `model_type`, `parameters`, `seconds`, `environment`, `history`
-and the job's facts. That of several trials has `job`, `kind` ("seeds" or "search"), `score`, `std` (of seeds),
-`scores`, `best` (a trial's name), `trials`, `model_type`, `parameters`, `environment` and the facts.
+`global_batch_size`, `train_samples`, `eval_*` of the first evaluation part and `eval_PART_*` of every other (without
+`validation_`), `model_type`, `parameters`, `seconds`, `environment`, `history` and the job's facts. That of several
+has `job`, `kind` ("seeds" or "search"), `score` (median or best), `std` (of seeds), `scores`, `best` (a trial's name),
+`trials`, `model_type`, `parameters`, `environment` and the facts.
 """
 
 import copy
@@ -76,93 +73,61 @@ class FineTuningArguments(RunArguments):
     """The arguments of the Trainer, what is run more than once, and what is kept of it."""
 
     output_dir: str | None = field(default="runs/fine_tuning", metadata={"help": "Folder of the run."})
-    seeds: int = field(
-        default=1,
-        metadata={"help": "Train with this many seeds from --seed on, and report median and spread."},
-    )
-    search: bool = field(
-        default=False,
-        metadata={"help": "Try every combination of the --search_* values and keep the best on the evaluation part."},
-    )
-    search_epochs: list[float] = field(default_factory=lambda: [4, 10, 20], metadata={"help": "Epochs to try."})
-    search_learning_rates: list[float] = field(
-        default_factory=lambda: [5e-5, 1e-4], metadata={"help": "Learning rates to try."}
-    )
-    search_batch_sizes: list[int] = field(
-        default_factory=lambda: [16, 32], metadata={"help": "Sequences per optimizer step to try, over all devices."}
-    )
+    seeds: int = field(default=1, metadata={"help": "Train with so many seeds from --seed on: median and spread."})
+    search: bool = field(default=False, metadata={"help": "Try all of the --search_* values, and keep the best."})
+    search_epochs: list[float] = field(default_factory=lambda: [4, 10, 20], metadata={"help": "Epochs."})
+    search_learning_rates: list[float] = field(default_factory=lambda: [5e-5, 1e-4], metadata={"help": "Rates."})
+    search_batch_sizes: list[int] = field(default_factory=lambda: [16, 32], metadata={"help": "Global batches."})
     early_stopping_patience: int | None = field(
-        default=None,
-        metadata={
-            "help": "Stop after so many evaluations without a better score (or --metric_for_best_model); the best "
-            "model is the one that is kept, as with --load_best_model_at_end."
-        },
+        default=None, metadata={"help": "Stop after so many evaluations without a better one; the best model is kept."}
     )
 
     def __post_init__(self) -> None:
-        patience = self.early_stopping_patience
+        several, patience = self.search or self.seeds > 1, self.early_stopping_patience
         if patience is not None:
-            if patience < 1:
-                raise UserError(f"--early_stopping_patience is {patience}; it must be at least 1.")
-            if IntervalStrategy(self.eval_strategy) == IntervalStrategy.NO:
-                raise UserError("--early_stopping_patience needs evaluations while training; add --eval_strategy.")
             self.load_best_model_at_end = True
         if self.load_best_model_at_end:
             self.metric_for_best_model = self.metric_for_best_model or "score"
+        if patience is not None and IntervalStrategy(self.eval_strategy) == IntervalStrategy.NO:
+            raise UserError("--early_stopping_patience needs evaluations while training; add --eval_strategy.")
         super().__post_init__()
-        if self.seeds < 1:
-            raise UserError(f"--seeds is {self.seeds}; it must be at least 1.")
-        if self.search and self.seeds > 1:
-            raise UserError(
-                "--search tries values with one seed, --seeds runs seeds at fixed values; use one after the other."
-            )
-        if self.search and self.max_steps > 0:
-            raise UserError("--search tries numbers of epochs, which --max_steps overrides; leave it out.")
-        if self.search and not (self.search_epochs and self.search_learning_rates and self.search_batch_sizes):
-            raise UserError("--search needs at least one value for each of its --search_* flags.")
-        if self.push_to_hub and (self.search or self.seeds > 1):
-            raise UserError("--push_to_hub pushes one model; leave out --search and --seeds.")
-        if self.prediction_loss_only or self.batch_eval_metrics or not self.eval_do_concat_batches:
-            raise UserError(
+        for is_wrong, message in (
+            (self.seeds < 1, f"--seeds is {self.seeds}; it must be at least 1."),
+            (patience is not None and patience < 1, f"--early_stopping_patience is {patience}, less than 1."),
+            (self.search and self.seeds > 1, "--search tries values with one seed; use --seeds after it."),
+            (self.search and self.max_steps > 0, "--search tries epochs, which --max_steps overrides; leave it out."),
+            (
+                self.search and not (self.search_epochs and self.search_learning_rates and self.search_batch_sizes),
+                "--search needs at least one value for each of its --search_* flags.",
+            ),
+            (self.push_to_hub and several, "--push_to_hub pushes one model; leave out --search and --seeds."),
+            (
+                self.prediction_loss_only or self.batch_eval_metrics or not self.eval_do_concat_batches,
                 "The metrics need all predictions at once; leave out --prediction_loss_only, --batch_eval_metrics and "
-                "--eval_do_concat_batches."
-            )
+                "--eval_do_concat_batches.",
+            ),
+        ):
+            if is_wrong:
+                raise UserError(message)
 
 
 @dataclass(frozen=True)
 class Job:
-    """
-    One thing to fine-tune on.
+    """One thing to fine-tune on."""
 
-    Args:
-        name (`str`): Of its folder, its row and its run in trackers.
-        title (`str`): In pictures and messages.
-        build_model (callable): Gives the model to start from; called once a trial, after the seed is set.
-        splits (`dict` of `str` to `Dataset`): Encoded examples: `train` if it trains; every other one is an evaluation
-            part, and the first of these gives the score.
-        collator (callable): Makes a batch of a list of examples.
-        processing_class (any): What is saved with the model, a tokenizer for example.
-        compute_metrics (callable): Takes an `EvalPrediction`, gives the metrics and, among them, `score`, the number
-            by which trials are compared (more is better).
-        shown (`tuple` of `str`): The metrics to show.
-        identity (`dict`): What decides the result beside the arguments of the Trainer: fingerprints of data and
-            checkpoint, changes of the model, the length of the inputs.
-        facts (`dict`): What `metrics.json` records beside the measurements: `started_from` (a name, no path),
-            `is_partial`, ...
-        write_card (callable): Takes the folder, the trial's metrics and its arguments, and writes `README.md`.
-    """
-
-    name: str
-    title: str
-    build_model: Callable[[], PreTrainedModel]
+    name: str  # of its folder, its row and its run in trackers
+    title: str  # in pictures and messages
+    build_model: Callable[[], PreTrainedModel]  # called once a trial, after the seed is set
+    # Encoded examples: "train" if it trains; all others are evaluation parts, the first of which gives the score.
     splits: dict[str, Dataset]
-    collator: Callable[[list[Any]], dict[str, Any]]
-    processing_class: Any
-    compute_metrics: Callable[[EvalPrediction], dict[str, float]]
-    shown: tuple[str, ...]
+    collator: Callable[[list[Any]], dict[str, Any]]  # makes a batch of examples
+    processing_class: Any  # saved with the model: a tokenizer, for example
+    compute_metrics: Callable[[EvalPrediction], dict[str, float]]  # with "score", by which trials are compared
+    shown: tuple[str, ...]  # metrics to show
+    # What decides the result beside the Trainer's arguments: fingerprints of data and checkpoint, length of inputs.
     identity: dict[str, Any]
-    facts: dict[str, Any]
-    write_card: Callable[[Path, dict[str, Any], dict[str, Any]], None]
+    facts: dict[str, Any]  # recorded in metrics.json: "started_from" (a name, no path), "is_partial", ...
+    write_card: Callable[[Path, dict[str, Any], dict[str, Any]], None]  # folder, metrics, arguments
 
 
 @dataclass(frozen=True)
@@ -189,10 +154,10 @@ class FineTuningTrainer(ExperimentTrainer):
         # Most do not, and accumulating gradients over n batches would then multiply their gradients by n.
         self.model_accepts_loss_kwargs = False
 
-    def _run_epoch(self, **kwargs: Any) -> None:
+    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
         # A run that is cut short behind its last checkpoint is resumed within an epoch that has a next batch.
         if self.state.global_step < self.state.max_steps and not self.control.should_training_stop:
-            super()._run_epoch(**kwargs)
+            super()._run_epoch(*args, **kwargs)
 
 
 class BestOnEvaluation(EarlyStoppingCallback):
@@ -254,19 +219,11 @@ def check_job(
     folder: Path, decides: dict[str, Any], training: FineTuningArguments, inputs: Iterable[str] = ()
 ) -> bool:
     """
-    Check that a job may use a folder, and write nothing.
-
-    Args:
-        folder (`Path`): The job's folder.
-        decides (`dict`): The job's `identity`.
-        training ([`FineTuningArguments`]): The run.
-        inputs (iterable of `str`, *optional*): Paths that the job reads, which must not be deleted with the folder.
-
-    Returns:
-        `bool`: whether all of it is finished.
+    Check that a job with the identity `decides` may use a folder, and write nothing; whether all of it is finished.
 
     Raises:
-        UserError: as [`plan_trials`], or if the folder holds another job, other files, or a trial that cannot grow.
+        UserError: as [`plan_trials`], or if the folder holds another job, other files, something of the `inputs` that
+            --overwrite would delete, or a finished trial that was shorter.
     """
     trials = plan_trials(folder, training, decides)
     state = check_run_folder(folder, _job_identity(training, decides), training.overwrite, inputs)
@@ -284,14 +241,9 @@ def check_job(
 
 def run_job(job: Job, folder: Path, training: FineTuningArguments, started: dict[str, Any]) -> dict[str, Any]:
     """
-    Run all trials of a job that are not finished in a folder that [`check_job`] has let pass.
+    Run all trials of a job that are not finished in a folder that [`check_job`] has let pass, and return its metrics.
 
-    Args:
-        job ([`Job`]), folder (`Path`), training ([`FineTuningArguments`]): What, where and how.
-        started (`dict`): The arguments to record, as a recipe that gives the job again.
-
-    Returns:
-        `dict`: what the job's `metrics.json` holds.
+    `started` is recorded: the arguments as a recipe that gives the job again.
 
     Raises:
         UserError: if another process is at work in the folder, or training diverges.
@@ -335,9 +287,8 @@ def run_trial(job: Job, trial: Trial, arguments: dict[str, Any], is_announced: b
             data=f"{job.title}: {counts} examples",
             **({"steps": describe_steps(args, len(job.splits["train"]))} if trains else {}),
         )
-    timer, callbacks = StepTimer(), []
-    if trains and args.load_best_model_at_end:
-        callbacks = [BestOnEvaluation(args.early_stopping_patience or 10**9)]
+    keeps_best = trains and args.load_best_model_at_end
+    timer = StepTimer()
     parts = [name for name in job.splits if name != "train"]
     trainer = FineTuningTrainer(
         model=model,
@@ -347,14 +298,14 @@ def run_trial(job: Job, trial: Trial, arguments: dict[str, Any], is_announced: b
         data_collator=job.collator,
         processing_class=job.processing_class,
         compute_metrics=job.compute_metrics,
-        callbacks=[timer, *callbacks],
+        callbacks=[timer, *([BestOnEvaluation(args.early_stopping_patience or 10**9)] if keeps_best else [])],
     )
     trained: dict[str, Any] = {}
     if trains:
         resumed = args.resume_from_checkpoint or find_checkpoint(trial.folder)
-        trained = trainer.train(resume_from_checkpoint=resumed).metrics | timer.metrics()
+        trained |= trainer.train(resume_from_checkpoint=resumed).metrics | timer.metrics()
         trained["train_samples"] = len(job.splits["train"])
-        if args.load_best_model_at_end:
+        if keeps_best:
             trained["best_step"] = trainer.state.best_global_step
     measured = _evaluate(trainer, job, parts)
     if trains:
@@ -362,13 +313,13 @@ def run_trial(job: Job, trial: Trial, arguments: dict[str, Any], is_announced: b
         trainer.save_model(_internal_call=True)
         trainer.save_state()
     if trainer.is_world_process_zero():
-        values = ("seed", "num_train_epochs", "learning_rate") if trains else ("seed",)
+        values = ("num_train_epochs", "learning_rate") if trains else ()
         result = {
             "name": trial.name,
             "folder": trial.folder.name,
             "job": job.name,
             "score": measured["eval_score"],
-            **{name: getattr(args, name) for name in values},
+            **{name: getattr(args, name) for name in ("seed", *values)},
             "global_batch_size": args.train_batch_size * args.world_size * args.gradient_accumulation_steps,
             **job.facts,
             **trained,
@@ -379,9 +330,9 @@ def run_trial(job: Job, trial: Trial, arguments: dict[str, Any], is_announced: b
             "environment": describe_environment(),
             "history": [_without_infinite(entry) for entry in trainer.state.log_history],
         }
-        for name, metrics in (("train", trained), ("eval", measured), ("all", trained | measured)):
-            if metrics:
-                write_json(trial.folder / f"{name}_results.json", metrics)
+        parts_of_all = {"train": trained, "eval": measured} if trains else {"eval": measured}
+        for name, metrics in {**parts_of_all, "all": trained | measured}.items():
+            write_json(trial.folder / f"{name}_results.json", metrics)
         _report_trial(job, trial, result, arguments)
     finish_trackers(args)
     if args.push_to_hub:
@@ -397,12 +348,7 @@ def predict(
     training: FineTuningArguments,
     folder: Path,
 ) -> np.ndarray:
-    """
-    What a model answers to encoded examples, on all devices together; the Trainer may make a folder for it.
-
-    Returns:
-        `np.ndarray` of shape `(num_examples, num_labels)`: the logits, in every process.
-    """
+    """What a model answers to encoded examples, over all devices: logits `(num_examples, num_labels)`."""
     args = copy.copy(training)
     args.output_dir, args.eval_strategy, args.load_best_model_at_end = str(folder), IntervalStrategy.NO, False
     args.push_to_hub, args.report_to = False, []
@@ -413,10 +359,9 @@ def predict(
 
 def keep_best_weights(folders: Sequence[Path]) -> None:
     """Delete the weights of all finished trials but the best; what they measured stays."""
-    finished = [folder for folder in folders if (folder / METRICS_FILE).is_file()]
-    best = max(finished, key=lambda folder: read_metrics(folder)["score"])
-    for folder in finished:
-        for file in (file for pattern in _WEIGHTS for file in folder.glob(pattern) if folder != best):
+    scores = {folder: read_metrics(folder)["score"] for folder in folders if (folder / METRICS_FILE).is_file()}
+    for folder in scores.keys() - {max(scores, key=scores.__getitem__)}:
+        for file in (file for pattern in _WEIGHTS for file in folder.glob(pattern)):
             file.unlink()
 
 

@@ -2,12 +2,13 @@
 
 import csv
 import json
+import shutil
 
 import datasets
 import pytest
 
 from experiments.arguments import UserError
-from experiments.glue.tasks import DIAGNOSTICS, TASKS, GlueArguments, has_split, load_split
+from experiments.glue.tasks import DIAGNOSTICS, TASKS, GlueArguments, load_split, load_tests
 from experiments.text.classifier import encode_texts
 from support.glue_rows import make_rows, make_tokenizer, write_rows, write_tasks
 
@@ -196,8 +197,12 @@ def test_folders_of_tasks(tmp_path, cache):
     matched, mismatched = (load_split(TASKS["mnli"], name, arguments) for name in TASKS["mnli"].evaluation_splits)
     assert len(matched) == len(mismatched) == 10
     assert matched["premise"] != mismatched["premise"]
-    assert has_split(DIAGNOSTICS, "test", arguments)
-    assert not has_split(TASKS["rte"], "test", arguments)
+    tests = load_tests(TASKS["mnli"], arguments)
+    assert [(part.name, split) for part, split, _ in tests] == [
+        *(("mnli", "test_matched"), ("mnli", "test_mismatched"), ("ax", "test")),
+    ]
+    shutil.rmtree(folder / "ax")
+    assert len(load_tests(TASKS["mnli"], arguments)) == 2
     for split, how, message in (
         (
             "test",

@@ -224,11 +224,12 @@ def test_the_table_s_mean_is_over_eight_tasks(tmp_path):
 
 
 def test_a_table_of_some_tasks_compares_the_same_tasks(tmp_path):
-    spread = {"std": 0.02, "kind": "seeds", "scores": [0.6, 0.64], "trials": []}
+    spread = {"is_best": True, "std": 0.02, "kind": "seeds", "scores": [0.6, 0.64], "trials": []}
     search = {"kind": "search", "scores": [0.4, 0.5], "best": "epochs 4", "trials": []}
     text = write_glue_table(tmp_path, "mine", {"rte": make_result(0.62, **spread), "cola": make_result(0.5, **search)})
     assert "62.00 ± 2.00" in text
     assert "median over 2 seeds" in text
+    assert "Of a training the best evaluation counts, which is optimistic: RTE." in text
     assert "best of a search on the evaluation part (epochs 4)" in text
     assert json.loads((tmp_path / "glue.json").read_text())["means"] == pytest.approx(
         {

@@ -6,6 +6,7 @@ import math
 import random
 import statistics
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -78,7 +79,7 @@ def make_job(splits=None, **values):
 
 
 def make_arguments(folder, **values):
-    defaults = {
+    defaults: dict[str, Any] = {
         **{"output_dir": str(folder), "use_cpu": True, "disable_tqdm": True, "report_to": [], "do_train": True},
         **{"max_steps": 6, "per_device_train_batch_size": 4, "logging_steps": 1, "learning_rate": 1e-2},
         **{"save_strategy": "steps", "save_steps": 2, "eval_strategy": "no", "seed": 3},

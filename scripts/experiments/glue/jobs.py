@@ -13,7 +13,7 @@ from experiments.arguments import Command, UserError
 from experiments.fine_tuning import Job, best_trial, fingerprint_rows, predict, read_metrics, trial_folders
 from experiments.glue.metrics import compute_task_metrics, majority_metrics, predicted_labels
 from experiments.glue.submission import write_predictions
-from experiments.glue.tasks import SIMILARITY_RANGE, GlueTask
+from experiments.glue.tasks import SIMILARITY_RANGE, GlueArguments, GlueTask
 from experiments.model_card import CardFacts, format_scores, write_card
 from experiments.models import CheckpointArguments, add_lora, fingerprint_checkpoint, load_classifier
 from experiments.run_folder import ARGUMENTS_FILE
@@ -25,9 +25,8 @@ REGRESSION_LABEL = "similarity"
 FROM_MNLI = ("rte", "mrpc", "stsb")
 
 
-def task_identity(task: GlueTask, command: Command, splits: dict[str, Dataset]) -> dict[str, Any]:
-    """What decides a task's result beside the arguments of the Trainer."""
-    checkpoint, lora, glue, _ = command.groups
+def task_identity(task: GlueTask, glue: GlueArguments, splits: dict[str, Dataset]) -> dict[str, Any]:
+    """What decides a task's result beside the checkpoint and the arguments of the Trainer."""
     mnli = glue.mnli_checkpoint if task.name in FROM_MNLI else None
     return {
         "task_name": task.name,
@@ -35,7 +34,6 @@ def task_identity(task: GlueTask, command: Command, splits: dict[str, Dataset]) 
         "mnli_checkpoint": mnli if mnli in (None, "run") else fingerprint_checkpoint(mnli),
         "max_seq_length": glue.max_seq_length,
         "pad_to_max_length": glue.pad_to_max_length,
-        **classifier.checkpoint_identity(checkpoint, lora),
     }
 
 
@@ -61,12 +59,7 @@ def choose_start(task: GlueTask, command: Command, runs_mnli: bool = False) -> C
 
 
 def load_task_tokenizer(task: GlueTask, start: CheckpointArguments, command: Command) -> PreTrainedTokenizerBase:
-    """
-    The tokenizer of a checkpoint that makes a model for a task.
-
-    Raises:
-        UserError: if the checkpoint makes none, or as `load_text_tokenizer`.
-    """
+    """The tokenizer of a checkpoint, which is seen to make a model for a task."""
     glue, training = command.groups[2:]
     model = load_classifier(start, task.labels, REGRESSION_LABEL, training.do_train)
     tokenizer = classifier.load_text_tokenizer(start)
@@ -77,13 +70,7 @@ def load_task_tokenizer(task: GlueTask, start: CheckpointArguments, command: Com
 def load_task_model(
     task: GlueTask, start: CheckpointArguments, command: Command, tokenizer: PreTrainedTokenizerBase, new_head: bool
 ) -> PreTrainedModel:
-    """
-    A checkpoint as a model for a task that takes inputs of the length that is asked for, with adapters if it is to be
-    trained with them.
-
-    Raises:
-        UserError: as `load_classifier` and `fit_text_classifier`.
-    """
+    """A checkpoint as a model for a task and for inputs of --max_seq_length, with adapters if they are trained."""
     _, lora, glue, _ = command.groups
     model = load_classifier(start, task.labels, REGRESSION_LABEL, new_head)
     classifier.fit_text_classifier(model, tokenizer, glue.max_seq_length)
@@ -99,9 +86,8 @@ def make_job(
     splits: dict[str, Dataset],
 ) -> Job:
     """The job of a task, whose rows become tokens here, from what the functions above give."""
-    glue, trains = command.groups[2], "train" in splits
-    evaluation = splits[task.evaluation_splits[0]]
-    workers = glue.preprocessing_num_workers
+    (glue, training), trains = command.groups[2:], "train" in splits
+    evaluation, workers = splits[task.evaluation_splits[0]], glue.preprocessing_num_workers
     return Job(
         name=task.name,
         title=f"{task.title} ({' and '.join(task.scored).replace('_', ' ')})",
@@ -118,6 +104,7 @@ def make_job(
         facts={
             "started_from": classifier.name_of_checkpoint(start),
             "is_partial": bool(glue.max_train_samples or glue.max_eval_samples),
+            "is_best": trains and training.load_best_model_at_end,
             "majority": majority_metrics(task, splits["train"], evaluation) if trains else None,
         },
         # Files that lie here may be anything.
@@ -126,12 +113,7 @@ def make_job(
 
 
 def predict_tests(task: GlueTask, tests: list[tuple[GlueTask, str, Dataset]], command: Command) -> None:
-    """
-    Write the predictions of a task's best model, or of the checkpoint itself where nothing was trained.
-
-    Raises:
-        UserError: if the best model's weights are not there any more, or as [`load_task_model`].
-    """
+    """Write the predictions of a task's best model, or of the checkpoint itself where nothing was trained."""
     start, _, glue, training = command.groups
     output, length = Path(training.output_dir), glue.max_seq_length
     best = best_trial(output / task.name) if trial_folders(output / task.name) else None

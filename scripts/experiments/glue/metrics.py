@@ -2,6 +2,8 @@
 
 import logging
 import warnings
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -31,10 +33,6 @@ def compute_metrics(task: GlueTask, predicted: Any, expected: Any) -> dict[str, 
 
     Where a metric is not defined it is 0, with a warning: a correlation of predictions or labels that are all equal,
     F1 without a label or prediction of class 1, Matthews correlation of a single class.
-
-    Args:
-        task ([`GlueTask`]): The task.
-        predicted, expected (sequences of numbers): Class numbers, or similarities.
     """
     predicted, expected = np.asarray(predicted), np.asarray(expected)
     metrics = {name: _METRICS[name](predicted, expected, f"{task.name}: {name}") for name in task.metrics}
@@ -54,14 +52,7 @@ def majority_metrics(task: GlueTask, training: Dataset, evaluation: Dataset) -> 
 
 def predicted_labels(task: GlueTask, predictions: Any) -> np.ndarray:
     """
-    Turn what a model gives into classes or similarities.
-
-    Args:
-        task ([`GlueTask`]): The task.
-        predictions (`np.ndarray` of shape `(num_examples, num_labels)`, or a tuple that begins with it): Logits.
-
-    Returns:
-        `np.ndarray` of shape `(num_examples,)`: class numbers, or for regression the values as they are.
+    The classes, or similarities as they are, `(num_examples,)`, of a model's logits, `(num_examples, num_labels)`.
 
     Raises:
         UserError: if a prediction is not a finite number.
@@ -97,12 +88,8 @@ def _matthews(predicted: np.ndarray, expected: np.ndarray, name: str) -> float:
         return float(matthews_corrcoef(expected, predicted))
 
 
-def _pearson(predicted: np.ndarray, expected: np.ndarray, name: str) -> float:
-    return 0.0 if _warn_if_constant(predicted, expected, name) else float(pearsonr(predicted, expected).statistic)
-
-
-def _spearman(predicted: np.ndarray, expected: np.ndarray, name: str) -> float:
-    return 0.0 if _warn_if_constant(predicted, expected, name) else float(spearmanr(predicted, expected).statistic)
+def _correlate(measure: Callable[..., Any], predicted: np.ndarray, expected: np.ndarray, name: str) -> float:
+    return 0.0 if _warn_if_constant(predicted, expected, name) else float(measure(predicted, expected).statistic)
 
 
 def _warn_if_constant(predicted: np.ndarray, expected: np.ndarray, name: str) -> bool:
@@ -112,10 +99,10 @@ def _warn_if_constant(predicted: np.ndarray, expected: np.ndarray, name: str) ->
     return bool(constant)
 
 
-_METRICS = {
+_METRICS: dict[str, Callable[[np.ndarray, np.ndarray, str], float]] = {
     "accuracy": _accuracy,
     "f1": _f1,
     "matthews_correlation": _matthews,
-    "pearson": _pearson,
-    "spearmanr": _spearman,
+    "pearson": partial(_correlate, pearsonr),
+    "spearmanr": partial(_correlate, spearmanr),
 }

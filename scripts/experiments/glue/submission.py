@@ -13,17 +13,9 @@ from experiments.results import write_atomically
 
 def write_predictions(folder: Path, task: GlueTask, split: str, indices: Iterable[int], labels: np.ndarray) -> Path:
     """
-    Write the predictions for one test split.
+    Write the classes or similarities `(num_examples,)` predicted for a test split into the submission's folder.
 
-    Args:
-        folder (`Path`): Folder of the submission.
-        task ([`GlueTask`]): The task.
-        split (`str`): One of the keys of its `submission`.
-        indices (iterable of `int`): The rows' numbers.
-        labels (`np.ndarray` of shape `(num_examples,)`): Class numbers, or similarities.
-
-    Returns:
-        `Path`: the file, named as the benchmark asks for, with the columns `index` and `prediction`.
+    The file is named as the benchmark asks for, and has the columns `index` (the rows' numbers) and `prediction`.
     """
     if task.is_regression:
         predictions = [f"{value:.3f}" for value in np.clip(labels, *SIMILARITY_RANGE)]
@@ -38,12 +30,7 @@ def write_predictions(folder: Path, task: GlueTask, split: str, indices: Iterabl
 
 
 def pack_submission(folder: Path, archive: Path) -> list[str]:
-    """
-    Put all files of predictions in a folder into one archive, without folders in it.
-
-    Returns:
-        `list` of `str`: the names in the archive.
-    """
+    """Put all files of predictions in a folder into one archive, without folders in it; returns their names."""
     files = sorted(folder.glob("*.tsv"))
     partial = archive.with_name(f".{archive.name}.{os.getpid()}")
     with zipfile.ZipFile(partial, "w", zipfile.ZIP_DEFLATED) as packed:

@@ -24,19 +24,21 @@ PUBLISHED: dict[str, dict[str, float]] = {
 # The tasks whose mean the paper prints; WNLI stands beside it.
 AVERAGED = tuple(PUBLISHED["SKTformer"])
 MAJORITY = "majority"
+_MAJORITY_NOTE = (
+    f"- Row `{MAJORITY}`: the commonest label of the training part for every text, for STS-B the mean similarity; "
+    "what is not above it is not learned."
+)
+_PUBLISHED_NOTE = (
+    "- Published rows: the paper's table, the best of a grid on the same evaluation parts, models of BERT-base's size "
+    "pre-trained on WikiText-103 and BooksCorpus."
+)
 
 
 def write_glue_table(folder: Path, title: str, results: Mapping[str, dict[str, Any]]) -> str:
     """
     Write `glue.md`, `glue.json` and `glue.png`: the tasks that are there, and other rows for the same tasks.
 
-    Args:
-        folder (`Path`): Where they go.
-        title (`str`): Name of the model.
-        results (mapping of `str` to `dict`): Contents of each finished task's `metrics.json`, by the task's name.
-
-    Returns:
-        `str`: the Markdown, whose columns are aligned for a terminal.
+    `title` names the model, `results` holds each finished task's `metrics.json`. Returns the Markdown.
     """
     tasks = [name for name in TASKS if name in results]
     titles = [TASKS[name].title for name in tasks]
@@ -44,37 +46,31 @@ def write_glue_table(folder: Path, title: str, results: Mapping[str, dict[str, A
     rows = {
         title: {name: 100 * results[name]["score"] for name in tasks},
         MAJORITY: {n: 100 * results[n]["majority"]["score"] for n in tasks if results[n].get("majority")},
-        **{
-            f"{name} (published)": {task: values[task] for task in tasks if task in values}
-            for name, values in PUBLISHED.items()
-        },
+        **{f"{name} (published)": {t: row[t] for t in tasks if t in row} for name, row in PUBLISHED.items()},
     }
     rows = {name: scores for name, scores in rows.items() if scores}
     means = {name: mean_score(scores, tasks) for name, scores in rows.items()}
-    shown = {
-        name: [f"{scores[task]:.2f}" if task in scores else "" for task in tasks] for name, scores in rows.items()
-    }
-    shown[title] = [
-        cell + (f" ± {spreads[task]:.2f}" if task in spreads else "")
-        for task, cell in zip(tasks, shown[title], strict=True)
-    ]
+
+    def cells(name: str) -> list[str]:
+        shown = {task: f"{score:.2f}" for task, score in rows[name].items()}
+        if name == title:
+            shown |= {task: f"{shown[task]} ± {spread:.2f}" for task, spread in spreads.items()}
+        return [name, *(shown.get(task, "") for task in tasks), "" if means[name] is None else f"{means[name]:.2f}"]
+
     averaged = [TASKS[name].title for name in tasks if name in AVERAGED]
     environments = [result["environment"] for result in results.values()]
     lines = [
         f"# GLUE: {title}",
         "",
-        *format_table(
-            ["", *titles, "mean"],
-            [[name, *cells, "" if means[name] is None else f"{means[name]:.2f}"] for name, cells in shown.items()],
-        ),
+        *format_table(["", *titles, "mean"], map(cells, rows)),
         "",
         f"In percent, on the evaluation parts; the mean is over {', '.join(averaged) or 'none of the eight tasks'}"
         f"{' (not WNLI)' if 'wnli' in tasks else ''}.",
         "",
         *format_definitions(tasks),
         *describe_results(results, tasks),
-        *([f"- Row `{MAJORITY}`: {_MAJORITY}"] if MAJORITY in rows else []),
-        *([f"- Published rows: {_PUBLISHED}"] if averaged else []),
+        *([_MAJORITY_NOTE] if MAJORITY in rows else []),
+        *([_PUBLISHED_NOTE] if averaged else []),
         "",
         "![Scores by task](glue.png)",
         "",
@@ -91,16 +87,6 @@ def write_glue_table(folder: Path, title: str, results: Mapping[str, dict[str, A
     write_json(folder / "glue.json", {"scores": rows, "means": means, "std": spreads, "tasks": dict(results)})
     write_atomically(folder / "glue.md", text)
     return text
-
-
-_MAJORITY = (
-    "the commonest label of the training part for every text, for STS-B the mean similarity; what is not "
-    "above it is not learned."
-)
-_PUBLISHED = (
-    "the paper's table, the best of a grid on the same evaluation parts, models of BERT-base's size pre-trained on "
-    "WikiText-103 and BooksCorpus."
-)
 
 
 def mean_score(scores: Mapping[str, float], tasks: Sequence[str]) -> float | None:
@@ -124,11 +110,14 @@ def format_definitions(tasks: Sequence[str]) -> list[str]:
 def describe_results(results: Mapping[str, dict[str, Any]], tasks: Sequence[str]) -> list[str]:
     """Lines that say how the scores came about; one for all tasks where that is the same."""
     described = {name: describe(results[name]) for name in tasks}
-    partial = [TASKS[name].title for name in tasks if results[name]["is_partial"]]
+    partial, chosen = (
+        ", ".join(TASKS[name].title for name in tasks if results[name].get(fact)) for fact in ("is_partial", "is_best")
+    )
     lines = [f"- {TASKS[name].title} is the {text}." for name, text in described.items()]
     if len(tasks) > 1 and len(set(described.values())) == 1:
         lines = [f"- Every score is the {described[tasks[0]]}."]
-    return lines + ([f"- Run on a part of the data: {', '.join(partial)}."] if partial else [])
+    lines += [f"- Of a training the best evaluation counts, which is optimistic: {chosen}."] if chosen else []
+    return lines + ([f"- Run on a part of the data: {partial}."] if partial else [])
 
 
 def describe(result: Mapping[str, Any]) -> str:

@@ -4,8 +4,8 @@ A task's rows come from a data set of the Hub, from a folder of tasks or from si
 the numbering of labels of `nyu-mll/glue`.
 """
 
-import math
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,29 +18,17 @@ from experiments.loading import TABLE_READERS, explained_errors, read_table_file
 
 @dataclass(frozen=True)
 class GlueTask:
-    """
-    One task.
+    """One task."""
 
-    Args:
-        name (`str`): Its name on the Hub and on the command line.
-        title (`str`): Its name in tables.
-        columns (`tuple` of `str`): The columns of text, one or two.
-        labels (`tuple` of `str`): A word for each class; empty for regression.
-        metrics (`tuple` of `str`): The benchmark's metrics.
-        unscored (`tuple` of `str`): Those that do not count in the task's score in the paper's table.
-        submits_words (`bool`): Whether a submission holds the words of the labels, and not their numbers.
-        evaluation_splits (`tuple` of `str`): The first gives the score.
-        test_files (`dict`): Name of a test split to that of its file in a submission, where there are several.
-    """
-
-    name: str
-    title: str
-    columns: tuple[str, ...]
-    labels: tuple[str, ...]
-    metrics: tuple[str, ...] = ("accuracy",)
-    unscored: tuple[str, ...] = ()
-    submits_words: bool = False
-    evaluation_splits: tuple[str, ...] = ("validation",)
+    name: str  # on the Hub and on the command line
+    title: str  # in tables
+    columns: tuple[str, ...]  # of text, one or two
+    labels: tuple[str, ...]  # a word for each class; none for regression
+    metrics: tuple[str, ...] = ("accuracy",)  # the benchmark's
+    unscored: tuple[str, ...] = ()  # those that do not count in the task's score in the paper's table
+    submits_words: bool = False  # whether a submission holds the words of the labels, and not their numbers
+    evaluation_splits: tuple[str, ...] = ("validation",)  # the first gives the score
+    # Name of a test split to that of its file in a submission, where there are several.
     test_files: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -112,26 +100,16 @@ class GlueArguments:
     train_file: str | None = field(default=None, metadata={"help": "Local training file of the one task."})
     validation_file: str | None = field(default=None, metadata={"help": "Local validation file of the one task."})
     test_file: str | None = field(default=None, metadata={"help": "Local test file of the one task."})
-    cache_dir: str | None = field(
-        default=None, metadata={"help": "Folder for prepared data; by default the cache of the datasets library."}
-    )
+    cache_dir: str | None = field(default=None, metadata={"help": "Prepared data; by default in the library's cache."})
     mnli_checkpoint: str | None = field(
         default=None,
-        metadata={
-            "help": "Checkpoint fine-tuned on MNLI from which RTE, MRPC and STS-B start: a folder, a name on the Hub, "
-            "or `run` for the best one of this --output_dir."
-        },
+        metadata={"help": "Where RTE, MRPC and STS-B start: a checkpoint of MNLI, or `run`: this folder's best."},
     )
     max_seq_length: int = field(
         default=128,
-        metadata={
-            "help": "Longest input in tokens, special ones included; longer ones are cut. An SKTformer that was made "
-            "for shorter ones is lengthened."
-        },
+        metadata={"help": "Longest input in tokens; longer ones are cut, a shorter SKTformer is lengthened."},
     )
-    pad_to_max_length: bool = field(
-        default=False, metadata={"help": "Pad every input to --max_seq_length, and not to the longest of its batch."}
-    )
+    pad_to_max_length: bool = field(default=False, metadata={"help": "Pad all inputs to --max_seq_length."})
     preprocessing_num_workers: int | None = field(default=None, metadata={"help": "Processes that tokenize."})
     max_train_samples: int | None = field(default=None, metadata={"help": "Use only the first rows for training."})
     max_eval_samples: int | None = field(default=None, metadata={"help": "Use only the first rows for evaluation."})
@@ -162,11 +140,7 @@ class GlueArguments:
 
 
 def load_splits(task: GlueTask, arguments: GlueArguments, trains: bool) -> dict[str, Dataset]:
-    """
-    Read the evaluation splits of a task and, if it trains, the training split before them, as [`load_split`] does.
-
-    Of MNLI's two evaluation splits a single file is the first.
-    """
+    """The training split, if the task trains, and the evaluation splits; of MNLI's two a single file is the first."""
     evaluation = task.evaluation_splits[:1] if arguments.validation_file else task.evaluation_splits
     return {name: load_split(task, name, arguments) for name in ([*(["train"] if trains else []), *evaluation])}
 
@@ -174,7 +148,8 @@ def load_splits(task: GlueTask, arguments: GlueArguments, trains: bool) -> dict[
 def load_tests(task: GlueTask, arguments: GlueArguments) -> list[tuple[GlueTask, str, Dataset]]:
     """The test splits that a task's model predicts; MNLI's predicts the diagnostic set too, where there is one."""
     wanted = [(task, name) for name in (list(task.submission)[:1] if arguments.test_file else task.submission)]
-    if task.name == "mnli" and not arguments.test_file and has_split(DIAGNOSTICS, "test", arguments):
+    data = arguments.data_dir  # on the Hub it is complete
+    if task.name == "mnli" and not arguments.test_file and (not data or (Path(data) / DIAGNOSTICS.name).is_dir()):
         wanted.append((DIAGNOSTICS, "test"))
     return [(part, name, load_split(part, name, arguments)) for part, name in wanted]
 
@@ -220,15 +195,6 @@ def load_split(task: GlueTask, split: str, arguments: GlueArguments) -> Dataset:
     else:
         columns["label"] = _read_labels(name, task, rows["label"])
     return Dataset.from_dict(columns)
-
-
-def has_split(task: GlueTask, split: str, arguments: GlueArguments) -> bool:
-    """Whether a split is named or lies in the local folder; data on the Hub is taken to be complete."""
-    try:
-        _local_file(task, split, arguments)
-    except UserError:
-        return False
-    return True
 
 
 def _read_split(task: GlueTask, split: str, arguments: GlueArguments) -> tuple[str, Dataset]:
@@ -290,29 +256,19 @@ def _check_texts(name: str, column: str, texts: Iterable) -> None:
 
 
 def _read_labels(name: str, task: GlueTask, labels: Iterable) -> list[int] | list[float]:
+    low, high = SIMILARITY_RANGE if task.is_regression else (0, len(task.labels) - 1)
+    kind = float if task.is_regression else int
     numbers = []
     for number, label in enumerate(labels):
-        if task.is_regression:
-            low, high = SIMILARITY_RANGE
-            similarity = _number(label, float)
-            is_number = isinstance(similarity, int | float) and not isinstance(similarity, bool)
-            if not is_number or not math.isfinite(similarity) or not low <= similarity <= high:
-                raise UserError(f"{name}: row {number} has the label {label!r}; {task.name} has {low} to {high}.")
-            numbers.append(float(similarity))
-            continue
-        value = task.labels.index(label) if label in task.labels else _number(label, int)
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < len(task.labels):
+        value: Any = task.labels.index(label) if label in task.labels else label
+        if isinstance(value, str):  # in a csv file whose column holds something else than numbers too
+            with suppress(ValueError):
+                value = kind(value)
+        is_number = isinstance(value, int | kind) and not isinstance(value, bool)
+        if not is_number or not low <= value <= high:  # as nothing is to what is no number
             classes = ", ".join(f"{index} ({word})" for index, word in enumerate(task.labels))
-            raise UserError(f"{name}: row {number} has the label {label!r}; {task.name} has {classes}.")
-        numbers.append(value)
+            raise UserError(
+                f"{name}: row {number} has the label {label!r}; {task.name} has {classes or f'{low} to {high}'}."
+            )
+        numbers.append(kind(value))
     return numbers
-
-
-def _number(label: Any, kind: type) -> Any:
-    """A label of a csv file whose column holds something else than numbers too."""
-    if not isinstance(label, str):
-        return label
-    try:
-        return kind(label)
-    except ValueError:
-        return label
