@@ -273,7 +273,7 @@ def test_unknown_data_sets_are_explained(tmp_path, monkeypatch):
     def find_nothing(path, *args, **options):
         raise DatasetNotFoundError(f"Dataset '{path}' doesn't exist on the Hub or cannot be accessed.")
 
-    monkeypatch.setattr(corpus_module, "load_dataset_builder", find_nothing)
+    monkeypatch.setattr(corpus_module.datasets, "load_dataset_builder", find_nothing)
     with pytest.raises(UserError, match=r"owner/other.*hf auth login"):
         load(tmp_path, datasets=["owner/other"])
 
@@ -335,10 +335,10 @@ def flags_of_mistake(name: str, folder: Path) -> dict:
         ("empty file", r"empty\.txt holds no text"),
         ("blank file", r"blank\.txt holds no text in its column `text`"),
         ("blank validation file", r"blank\.txt holds no text"),
-        ("no text at all", r"null\.jsonl holds no text: none of its columns \(text\)"),
-        ("no such column", r"no column `text`; its columns are body, n"),
-        ("column of numbers", r"column `n` .*holds no strings"),
-        ("two columns of text", r"--text_column.*body, title"),
+        ("no text at all", r"null\.jsonl holds text in the columns \(none\) of text"),
+        ("no such column", r"in the columns body of body, n; name one with --text_column"),
+        ("column of numbers", r"in the columns body of body, n"),
+        ("two columns of text", r"in the columns body, title of body, title; name one"),
         ("broken json", r"broken\.jsonl cannot be read: .*JSON"),
         ("single word", r"single\.txt holds a single word; give more text"),
         ("missing folder", r"no folder ./missing/folder"),
@@ -349,7 +349,7 @@ def flags_of_mistake(name: str, folder: Path) -> dict:
         ("script", r"Python script.*parquet"),
         ("revision of a folder", r"no revisions"),
         ("unknown config", r"BuilderConfig 'nothing' not found.*path:config"),
-        ("too few probabilities", r"1 numbers for 2 sources"),
+        ("too few probabilities", r"1 numbers for 2 sources; give one for each"),
         ("negative probability", r"positive numbers"),
         ("mixed stream", r"--streaming.*--probabilities"),
         ("mixed pattern", r"several types"),

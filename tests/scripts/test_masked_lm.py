@@ -139,7 +139,7 @@ def make_model(tokenizer, seed=0):
         "num_attention_heads": 2,
         "intermediate_size": 16,
     }
-    return BertForMaskedLM(BertConfig(vocab_size=len(tokenizer), intermediate_size=16, **sizes))
+    return BertForMaskedLM(BertConfig(vocab_size=len(tokenizer), **sizes))
 
 
 def test_a_resumed_stream_is_masked_as_if_it_had_not_been_cut(tmp_path, tokenizer):
@@ -216,7 +216,8 @@ def test_heads_may_give_labelled_places_alone(tmp_path, tokenizer):
     assert results[0] == pytest.approx(results[1], rel=1e-5)
 
 
-def test_guesses_are_those_of_the_model(tmp_path, tokenizer):
+@pytest.mark.parametrize("sampling", ["random", "group_by_length"])
+def test_guesses_are_those_of_the_model(tmp_path, tokenizer, sampling):
     rows = make_blocks([12] * 6)
     places = [3, 5, 1, 7, 10, 2]
     masked = []
@@ -225,7 +226,7 @@ def test_guesses_are_those_of_the_model(tmp_path, tokenizer):
         labels[place], row[place] = row[place], tokenizer.mask_token_id
         masked.append({"input_ids": row, "labels": labels})
     model = make_model(tokenizer).eval()
-    trainer = make_trainer(tmp_path, tokenizer, model)
+    trainer = make_trainer(tmp_path, tokenizer, model, train_sampling_strategy=sampling)
     ids, probabilities = trainer.predict_masked(Dataset.from_list(masked), top_k=3).swapaxes(0, 1)
     with torch.no_grad():
         logits = model(torch.tensor([row["input_ids"] for row in masked])).logits

@@ -46,16 +46,16 @@ class MaskedLMArguments:
     )
 
     def __post_init__(self):
-        for name in ("max_train_samples", "max_eval_samples"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"--{name} must be at least 1, got {value}.")
+        for name, least in {
+            "max_train_samples": 1,
+            "max_eval_samples": 1,
+            "vocab_size": 7,
+            "max_seq_length": 3,
+        }.items():
+            if (value := getattr(self, name)) is not None and value < least:
+                raise ValueError(f"--{name} must be at least {least}, got {value}.")
         if not 0 < self.mlm_probability < 1:
             raise ValueError(f"--mlm_probability must lie between 0 and 1, got {self.mlm_probability}.")
-        if self.vocab_size < 7:
-            raise ValueError(f"--vocab_size must be at least 7, got {self.vocab_size}.")
-        if self.max_seq_length < 3:
-            raise ValueError(f"--max_seq_length must be at least 3, got {self.max_seq_length}.")
 
 
 @dataclass
@@ -63,13 +63,9 @@ class Blocks:
     """
     Packed text.
 
-    Args:
-        train (`Dataset` or `IterableDataset`): Training blocks, on disk or as a stream.
-        evaluation (`Dataset`): Evaluation blocks.
-        unigram_loss (`float`): Loss of unigram frequencies on the evaluation blocks, in nats per token.
-        token_counts (`np.ndarray` of shape `(vocab_size,)`): How often each token is in the training blocks, or, with
-            a stream, in the evaluation blocks.
-        description (`str`): How much there is of both, and how much of it is used.
+    `unigram_loss` is what unigram frequencies score on `evaluation`, in nats per token. `token_counts`, of shape
+    `(vocab_size,)`, is of the training blocks, or, where they are a stream, of the evaluation blocks. `description`
+    says how much text there is and how much of it is used.
     """
 
     train: Dataset | IterableDataset
@@ -115,16 +111,10 @@ def load_blocks(
     Pack a corpus into blocks and measure what unigram frequencies would score.
 
     Args:
-        corpus ([`Corpus`]): The text.
-        tokenizer (`PreTrainedTokenizerBase`): See [`load_tokenizer`].
         model_type (`str`): The architecture that reads the blocks.
-        corpus_arguments ([`CorpusArguments`]), mlm_arguments ([`MaskedLMArguments`]): How it is packed, and how much
-            of it is used.
+        corpus_arguments, mlm_arguments: How the text is packed, and how much of it is used.
         seed (`int`): Seed of the order in which sources are mixed and streams are shuffled.
         num_readers (`int`): Processes times data loader workers that read a stream at the same time.
-
-    Returns:
-        [`Blocks`]
 
     Raises:
         UserError: if there is no text to evaluate on, or too little for a block.
@@ -152,11 +142,8 @@ def load_blocks(
     evaluation_counts = count_tokens(evaluation, len(tokenizer))
     train: Dataset | IterableDataset
     if corpus_arguments.streaming:
-        train = mix_blocks(
-            [stream_blocks(source, tokenizer, length, single, num_readers) for source in corpus.train],
-            corpus.probabilities,
-            seed,
-        )
+        streams = [stream_blocks(source, tokenizer, length, single, num_readers) for source in corpus.train]
+        train = mix_blocks(streams, corpus.probabilities, seed)
         if full_only:
             train = train.filter(lambda block: len(block["input_ids"]) == length)
         if mlm_arguments.max_train_samples:

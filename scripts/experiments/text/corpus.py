@@ -17,19 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from datasets import (
-    Dataset,
-    DatasetBuilder,
-    Features,
-    IterableDataset,
-    Value,
-    concatenate_datasets,
-    disable_progress_bars,
-    load_dataset,
-    load_dataset_builder,
-    load_from_disk,
-)
-from datasets.config import HF_DATASETS_CACHE
+import datasets
 from datasets.packaged_modules.text.text import TextConfig
 
 from experiments.arguments import UserError
@@ -122,25 +110,20 @@ class CorpusArguments:
             raise UserError("--document_unit file is for text files alone; name them with --train_file.")
         if not 0 <= self.validation_fraction < 1:
             raise UserError(f"--validation_fraction is {self.validation_fraction}; it must be in [0, 1).")
-        if self.preprocessing_num_workers is not None and self.preprocessing_num_workers < 1:
-            raise UserError(f"--preprocessing_num_workers is {self.preprocessing_num_workers}; it must be at least 1.")
+        if (workers := self.preprocessing_num_workers) is not None and workers < 1:
+            raise UserError(f"--preprocessing_num_workers is {workers}; it must be at least 1.")
         try:
             codecs.lookup(self.encoding)
         except LookupError as error:
             raise UserError(f"--encoding {self.encoding} is not known; try utf-8, latin-1 or cp1252.") from error
-        self._check_probabilities()
-
-    def _check_probabilities(self) -> None:
-        entries = [*(self.datasets or []), *(self.train_file or [])]
-        if self.probabilities is None:
-            return
-        if len(self.probabilities) != max(len(entries), 1):
+        probabilities = self.probabilities or []
+        entries = len([*(self.datasets or []), *(self.train_file or [])]) or 1
+        if len(probabilities) not in (0, entries):
             raise UserError(
-                f"--probabilities has {len(self.probabilities)} numbers for {max(len(entries), 1)} sources of text; "
-                "give one for each entry of --datasets and --train_file."
+                f"--probabilities has {len(probabilities)} numbers for {entries} sources; give one for each."
             )
-        if not all(0 < probability < float("inf") for probability in self.probabilities):
-            raise UserError(f"--probabilities must be positive numbers, not {self.probabilities}.")
+        if not all(0 < probability < float("inf") for probability in probabilities):
+            raise UserError(f"--probabilities must be positive numbers, not {probabilities}.")
 
     def files(self) -> list[str]:
         """The local files and folders that are read, as far as they are there."""
@@ -153,15 +136,9 @@ class CorpusArguments:
 @dataclass(frozen=True)
 class Corpus:
     """
-    The text of a pretraining run.
-
-    Args:
-        train (`list[TextSource]`): One source or more.
-        validation (`list[TextSource]`): Empty if nothing is held out.
-        probabilities (`list[float]`, *optional*): How often to draw from each source of `train`, with sum 1. By
-            default in proportion to their sizes.
-        cache_dir (`Path`): Where prepared blocks belong.
-        hub_datasets (`tuple[str, ...]`): Ids of the data sets of the Hub.
+    The text of a pretraining run: what to train on, what to validate on (nothing if nothing is held out), how often to
+    draw from each source of `train`, with sum 1 (by default in proportion to their sizes), where prepared blocks
+    belong, and the ids of data sets of the Hub.
     """
 
     train: list[TextSource]
@@ -186,14 +163,13 @@ def load_corpus(arguments: CorpusArguments) -> Corpus:
     """
     Open the text that `arguments` name.
 
-    Validation text comes from `validation_file`, else from the validation splits of the data sets, else (if there is
-    none at all) from documents that every source holds out.
+    Validation text comes from `validation_file`, else from validation splits, else every source holds documents out.
 
     Raises:
         UserError: if something cannot be found, reached or read, or holds no text.
     """
     if not sys.stderr.isatty():
-        disable_progress_bars()  # in a log file every step of a bar would be a line
+        datasets.disable_progress_bars()  # in a log file every step of a bar would be a line
     loaded = [_load_dataset(spec, arguments) for spec in arguments.datasets or []]
     train = [sides["train"] for sides in loaded] + _load_files(arguments.train_file or [], arguments)
     train = train or [_load_documentation(arguments)]
@@ -211,7 +187,7 @@ def load_corpus(arguments: CorpusArguments) -> Corpus:
         train=train,
         validation=validation,
         probabilities=[weight / sum(weights) for weight in weights] if weights else None,
-        cache_dir=Path(arguments.cache_dir or HF_DATASETS_CACHE).expanduser() / "sktformer",
+        cache_dir=Path(arguments.cache_dir or datasets.config.HF_DATASETS_CACHE).expanduser() / "sktformer",
         hub_datasets=tuple(path for path, *_ in map(_parse_spec, arguments.datasets or []) if not os.path.isdir(path)),
     )
     logger.info("Training text: %s.", corpus.description)
@@ -221,9 +197,9 @@ def load_corpus(arguments: CorpusArguments) -> Corpus:
 
 def _load_documentation(arguments: CorpusArguments) -> TextSource:
     fingerprint = digest(documentation_versions())
-    rows = Dataset.from_generator(
+    rows = datasets.Dataset.from_generator(
         _documentation_rows,
-        features=Features({"text": Value("string")}),
+        features=datasets.Features({"text": datasets.Value("string")}),
         cache_dir=arguments.cache_dir,
         fingerprint=fingerprint,
     )
@@ -289,7 +265,7 @@ def _load_group(file_type: str, files: list[str], arguments: CorpusArguments) ->
     by_line = file_type == "text" and not whole_files
     patterns = [glob.escape(file) for file in files]
     with _explained_errors(name):
-        splits = load_dataset(
+        splits = datasets.load_dataset(
             file_type,
             # Each text file is a split of its own, which shows where it ends.
             data_files={f"file{n}": pattern for n, pattern in enumerate(patterns)} if by_line else {"train": patterns},
@@ -306,10 +282,10 @@ def _join_files(files: list[Rows]) -> Rows:
     """The rows of all files, with a blank row between two files, so that a document ends with its file."""
     if len(files) == 1:
         return files[0]
-    blank: Rows = Dataset.from_dict({"text": [""]})
-    if isinstance(files[0], IterableDataset):
+    blank: Rows = datasets.Dataset.from_dict({"text": [""]})
+    if isinstance(files[0], datasets.IterableDataset):
         blank = blank.to_iterable_dataset()
-    return concatenate_datasets([part for file in files for part in (file, blank)][:-1])
+    return datasets.concatenate_datasets([part for file in files for part in (file, blank)][:-1])
 
 
 def _list_files(files: list[str]) -> str:
@@ -331,7 +307,7 @@ def _load_dataset(spec: str, arguments: CorpusArguments) -> dict[Side, TextSourc
     if Path(path, "state.json").is_file():
         return {"train": _load_saved_dataset(path, arguments)}
     with _explained_errors(spec):
-        builder = load_dataset_builder(path, config, revision=revision, cache_dir=arguments.cache_dir)
+        builder = datasets.load_dataset_builder(path, config, revision=revision, cache_dir=arguments.cache_dir)
         _check_revision(spec, revision, builder)
         if arguments.streaming:
             splits: dict[str, Rows] = dict(builder.as_streaming_dataset())
@@ -355,7 +331,7 @@ def _load_dataset(spec: str, arguments: CorpusArguments) -> dict[Side, TextSourc
 def _load_saved_dataset(path: str, arguments: CorpusArguments) -> TextSource:
     """Open a folder that `Dataset.save_to_disk` has written: `load_dataset` refuses those."""
     with _explained_errors(path):
-        rows = load_from_disk(path)
+        rows = datasets.load_from_disk(path)
     fingerprint = digest(*map(_hash_file, sorted(glob.glob(f"{glob.escape(path)}/*.arrow"))))
     if arguments.streaming:
         rows = rows.to_iterable_dataset()
@@ -378,12 +354,11 @@ def _parse_spec(spec: str) -> tuple[str, str | None, str | None]:
     return path, match["config"], match["revision"]
 
 
-def _check_revision(spec: str, revision: str | None, builder: DatasetBuilder) -> None:
+def _check_revision(spec: str, revision: str | None, builder: datasets.DatasetBuilder) -> None:
     # Without a network the datasets library takes the newest copy of its cache, whichever revision was asked for.
     if revision and _COMMIT.fullmatch(revision) and builder.hash != revision:
         raise UserError(
-            f"{spec} cannot be reached, and the cache holds revision {builder.hash}; connect to the Hub once, or ask "
-            "for that revision."
+            f"{spec} cannot be reached, and the cache holds revision {builder.hash}; connect once, or ask for it."
         )
 
 
@@ -395,7 +370,7 @@ def _select_splits(spec: str, splits: list[str]) -> dict[Side, str]:
     return {"train": train, "validation": validation[0]} if validation else {"train": train}
 
 
-def _builder_fingerprint(path: str, builder: DatasetBuilder, split: str) -> str:
+def _builder_fingerprint(path: str, builder: datasets.DatasetBuilder, split: str) -> str:
     if os.path.isdir(path):
         files = sorted(builder.config.data_files[split])
         return digest(type(builder.config).__name__, *map(_hash_file, files))
@@ -422,21 +397,11 @@ def _select_column(name: str, rows: Rows, wanted: str | None) -> str:
     else:
         columns = list(rows.features)
         text_columns = [column for column in columns if getattr(rows.features[column], "dtype", None) in _STRINGS]
-    if wanted is not None:
-        if wanted not in columns:
-            raise UserError(f"{name} has no column `{wanted}`; its columns are {', '.join(columns)}.")
-        if wanted not in text_columns:
-            raise UserError(f"The column `{wanted}` of {name} holds no strings; give another --text_column.")
-        return wanted
-    if "text" in text_columns:
-        return "text"
-    if not text_columns:
-        raise UserError(f"{name} holds no text: none of its columns ({', '.join(columns)}) is one of strings.")
-    if len(text_columns) > 1:
-        raise UserError(
-            f"{name} has several columns; say with --text_column which to read: {', '.join(text_columns)}."
-        )
-    return text_columns[0]
+    chosen = [wanted] if wanted is not None else ["text"] if "text" in text_columns else text_columns
+    if len(chosen) != 1 or chosen[0] not in text_columns:
+        found = f"in the columns {', '.join(text_columns) or '(none)'} of {', '.join(columns)}"
+        raise UserError(f"{name} holds text {found}; name one with --text_column.")
+    return chosen[0]
 
 
 def _explained_errors(name: str) -> AbstractContextManager[None]:

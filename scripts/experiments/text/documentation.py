@@ -55,11 +55,9 @@ def iter_documentation(max_characters: int = MAX_CHARACTERS) -> Iterator[str]:
     The order is fixed: help topics, standard library, installed packages by name. Code, doctests, tables, lists of
     parameters and repeated paragraphs are left out. Modules that cannot be read or parsed are skipped.
 
-    Args:
-        max_characters (`int`, *optional*, defaults to 9 million): Stop with the document that reaches so many.
-
     Yields:
-        `str`: a document, that is one help topic or the docstrings of one module, with one paragraph a line.
+        `str`: a document, that is one help topic or the docstrings of one module, with one paragraph a line. The one
+        that reaches `max_characters` is the last.
     """
     seen: set[str] = set()
     num_characters = 0

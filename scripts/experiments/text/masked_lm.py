@@ -40,9 +40,7 @@ class MaskingCollator(DataCollatorForLanguageModeling):
     is left out, so that architectures that take inputs of one length alone can be trained too.
 
     Args:
-        process_index, num_processes (`int`):
-            Which of how many processes this one is: it gets the batches `process_index`, `process_index +
-            num_processes`, and so on.
+        process_index, num_processes (`int`): This process of `num_processes` gets every `num_processes`-th batch.
     """
 
     process_index: int = 0
@@ -100,18 +98,9 @@ class MaskNumbering(TrainerCallback):
 
 def mask_once(blocks: Dataset, tokenizer: PreTrainedTokenizerBase, mlm_probability: float, seed: int) -> Dataset:
     """
-    Mask evaluation blocks once and for all.
+    Mask evaluation blocks (`input_ids`) once and for all; the result, with `labels`, is cached beside them.
 
     Every evaluation, at any batch size and of any model, then predicts the same tokens from the same inputs.
-
-    Args:
-        blocks (`Dataset`): Blocks with `input_ids`.
-        tokenizer (`PreTrainedTokenizerBase`): Names the mask token and the vocabulary.
-        mlm_probability (`float`): Share of the tokens to predict.
-        seed (`int`): Seed of the masks.
-
-    Returns:
-        `Dataset`: `input_ids` with masks and `labels`, cached beside the blocks.
     """
     return blocks.map(
         _mask_rows,
@@ -136,11 +125,7 @@ def _mask_rows(rows: Mapping[str, list], indices: list[int], **options: Any) -> 
 
 def sum_token_losses(logits: torch.Tensor | tuple, labels: torch.Tensor) -> torch.Tensor:
     """
-    Reduce a batch's logits to what the metrics need, so that no logits are ever gathered.
-
-    Args:
-        logits (`torch.Tensor`, or a tuple that begins with it): See [`predicted_logits`].
-        labels (`torch.LongTensor` of shape `(batch_size, sequence_length)`).
+    Reduce a batch's [`predicted_logits`] to what the metrics need, so that no logits are ever gathered.
 
     Returns:
         `torch.Tensor` of shape `(batch_size, 3)`: each sequence's summed loss in nats, correct predictions and number
@@ -160,8 +145,8 @@ def predicted_logits(logits: torch.Tensor | tuple, labels: torch.Tensor) -> torc
     The logits at the labelled places, as float32 of shape `(num_labelled, vocab_size)`.
 
     Args:
-        logits (`torch.Tensor` of shape `(batch_size, sequence_length, vocab_size)`, or a tuple that begins with it):
-            Some heads give the labelled places alone: `(num_labelled, vocab_size)`.
+        logits (`torch.Tensor`, or a tuple that begins with it): Of shape `(batch_size, sequence_length, vocab_size)`,
+            or, of heads that give the labelled places alone, `(num_labelled, vocab_size)`.
         labels (`torch.LongTensor` of shape `(batch_size, sequence_length)`).
     """
     scores = logits[0] if isinstance(logits, tuple) else logits
@@ -218,6 +203,8 @@ class MaskedLMTrainer(ExperimentTrainer):
         kept = self.compute_metrics, self.preprocess_logits_for_metrics
         self.compute_metrics, self.preprocess_logits_for_metrics = None, partial(_best_tokens, top_k=top_k)
         try:
-            return np.asarray(self.predict(dataset).predictions)
+            output = self.predict(dataset)
         finally:
             self.compute_metrics, self.preprocess_logits_for_metrics = kept
+        order = np.asarray(output.label_ids).tolist()  # which groups by length where training does
+        return np.asarray(output.predictions)[[order.index(labels) for labels in dataset["labels"]]]

@@ -103,11 +103,8 @@ def prepare_blocks(
     ended) without writing the tokens to disk once more.
 
     Args:
-        source (`TextSource`): The text.
-        tokenizer (`PreTrainedTokenizerBase`): A fast one with `[CLS]` and `[SEP]`, or what takes their place.
-        block_length (`int`): Tokens of a block with its `[CLS]` and `[SEP]`.
+        block_length (`int`), one_document_per_block (`bool`): See [`pack_documents`].
         cache_dir (`str` or `Path`): Where blocks are kept.
-        one_document_per_block (`bool`, *optional*, defaults to `False`): See [`pack_documents`].
         num_proc (`int`, *optional*): Processes that tokenize, by default this one alone; the blocks are the same.
         max_blocks (`int`, *optional*): Read no further than so many blocks.
 
@@ -157,10 +154,6 @@ def stream_blocks(
     of a `DataLoader` divide the shards among themselves: give a multiple of ranks times workers. Every shard reads all
     of the source, but tokenizes only its own documents. The order is the same in every pass; a run is resumed by
     making the blocks that it has seen once more and skipping them.
-
-    Args:
-        source, tokenizer, block_length, one_document_per_block: As for [`prepare_blocks`].
-        num_shards (`int`, *optional*, defaults to 1): Number of parts that can be read at the same time.
 
     Returns:
         `datasets.IterableDataset` with the column `input_ids`. It has no length: the Trainer needs `max_steps`.

@@ -72,16 +72,10 @@ class TextSource:
 
     def split(self, fraction: float) -> "tuple[TextSource, TextSource]":
         """
-        Hold out about `fraction` of the documents, chosen by their content: equal documents are on the same side, and
-        documents that are added later move no other one (unless there are too few to reach `fraction`).
+        Divide into training and validation, with about `fraction`, in (0, 1), of the documents for validation.
 
-        Of a text that is one document the end is held out.
-
-        Args:
-            fraction (`float`): Share for validation, in (0, 1). At least one document is held out.
-
-        Returns:
-            `tuple` of two `TextSource`: training and validation.
+        They are chosen by their content: equal documents are on the same side, and documents that are added later move
+        no other one (unless there are too few to reach `fraction`). Of a single document the end is held out.
 
         Raises:
             UserError: if the text is a single word.

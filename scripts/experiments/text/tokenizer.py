@@ -45,12 +45,9 @@ def train_wordpiece(
     Args:
         texts (iterable of `str`): The corpus, which is held in memory; see [`sample_texts`].
         vocab_size (`int`): Number of tokens, special tokens included. There are fewer if the texts are too small.
-        lowercase (`bool`, *optional*, defaults to `True`): Make the text lower case and strip its accents.
-        min_frequency (`int`, *optional*, defaults to 2): How often a token must occur to be made out of its parts.
+        lowercase (`bool`): Make the text lower case and strip its accents.
+        min_frequency (`int`): How often a token must occur to be made out of its parts.
         model_max_length (`int`, *optional*): Tokens that the model takes.
-
-    Returns:
-        `transformers.BertTokenizer`.
 
     Raises:
         ValueError: if `vocab_size` does not hold the special tokens and two forms of a letter, or there is no text.
@@ -92,8 +89,8 @@ def sample_texts(
     Draw about `max_characters` of text from a corpus, or all of it if it is smaller.
 
     Args:
-        sources (sequence of `TextSource`): What to read. Of a source whose size is known, rows are taken evenly from
-            its beginning to its end; of another one the first are taken.
+        sources (sequence of `TextSource`): What to read. Rows are taken evenly from the beginning to the end of a
+            source, or, if its size is not known, from the beginning alone.
         max_characters (`int`, *optional*, defaults to 100 million): The most to draw.
         probabilities (sequence of `float`, *optional*): Share of each source, with sum 1. By default in proportion to
             the sizes, or equal if a size is not known.
@@ -112,13 +109,7 @@ def sample_texts(
 
 def save_tokenizer(tokenizer: BertTokenizer, output_dir: str | Path, overwrite: bool = False) -> None:
     """
-    Write a tokenizer so that its folder holds all of it or nothing.
-
-    Args:
-        tokenizer (`BertTokenizer`): What to save.
-        output_dir (`str` or `Path`): The folder to make.
-        overwrite (`bool`, *optional*, defaults to `False`): Replace the files of a tokenizer that is there; other
-            files are left alone.
+    Write a tokenizer so that its folder holds all of it or nothing; with `overwrite` other files there are left alone.
 
     Raises:
         UserError: if the folder holds files, or cannot be written.
