@@ -1,0 +1,110 @@
+"""The README, done: its commands in order with two steps in place of hundreds, and every block of Python by itself."""
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "model_cards").glob("*.md"))]
+# Imports what every block imports, once; a block that does not register SKTformer itself meets no SKTformer.
+RUNNER = """
+import json, os, sys, traceback
+import torch, transformers
+failed = []
+for name, block in json.load(sys.stdin):
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            exec(compile(block, name, "exec"), {"__name__": "__main__"})
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush(), sys.stderr.flush()
+            os._exit(status)
+    if os.waitpid(child, 0)[1]:
+        failed.append(name)
+sys.exit(f"failed: {failed}" if failed else 0)
+"""
+
+
+def python_blocks(paths):
+    return [
+        (f"{path.name}, block {number}", block)
+        for path in paths
+        for number, block in enumerate(re.findall(r"```python\n(.*?)```", path.read_text(encoding="utf-8"), re.DOTALL))
+    ]
+
+
+def run_blocks(blocks, folder):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [sys.executable, "-c", RUNNER],
+        input=json.dumps(blocks),
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def run_script(command, folder, *more):
+    """A command of the README, in another folder than the project's."""
+    script, *flags = shlex.split(command.split("accelerate launch ")[1])
+    flags = [str(ROOT / flag) if flag.startswith("configuration/") else flag for flag in flags]
+    result = subprocess.run(
+        [sys.executable, str(ROOT / script), *flags, *more, "--use_cpu"],
+        cwd=folder,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_DATASETS_CACHE": str(folder / "cache")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr[-3000:]
+
+
+@pytest.mark.slow
+def test_the_five_steps_and_every_block_of_python(tmp_path):
+    guide = README[README.index("## From nothing to a model of your own") : README.index("## Use")]
+    (texts, _), *_ = re.findall(r"```python\n(.*?)```()", guide, re.DOTALL)
+    assert run_blocks([("texts", texts)], tmp_path).returncode == 0
+    quick = "accelerate launch scripts/pretrain_mlm.py --recipe configuration/pretrain/quickstart.yaml"
+    text = ["--train_file", "docstrings.txt", "--vocab_size", "1000", "--per_device_train_batch_size", "2"]
+    short = ["--max_steps", "2", "--max_eval_samples", "4"]
+    run_script(quick, tmp_path, *text, *short)
+    commands = re.findall(r"^accelerate launch scripts/.*$", guide, re.MULTILINE)
+    assert len(commands) == 3
+    for command in commands:
+        samples = ["--max_train_samples", "40"] if "run_classification" in command else []
+        run_script(command, tmp_path, *short, *samples)
+    assert (tmp_path / "runs" / "library" / "report.md").is_file()
+    result = run_blocks(python_blocks(DOCUMENTS), tmp_path)
+    assert result.returncode == 0, result.stderr[-5000:]
+    assert (tmp_path / "model.onnx").is_file()
+
+
+def test_blocks_of_python_import_what_they_use():
+    for name, block in python_blocks(DOCUMENTS):
+        if "runs/" in block:
+            assert "import modeling_sktformer" in block, name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", [[], ["-m", "accelerate.commands.launch"], ["-m", "torch.distributed.run"]])
+def test_scripts_start_from_any_folder(tmp_path, launcher):
+    scripts = sorted((ROOT / "scripts").glob("*.py"))
+    for script in scripts[:1] if launcher else scripts:
+        command = [sys.executable, *launcher, str(script), "--help"]
+        result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert result.returncode == 0, result.stderr[-2000:]
+        assert "usage:" in result.stdout
