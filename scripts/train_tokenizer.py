@@ -36,8 +36,7 @@ class TokenizerArguments:
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "min_frequency", "max_characters", "model_max_length"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
+            if (value := getattr(self, name)) is not None and value < 1:
                 raise UserError(f"--{name} is {value}; it must be at least 1.")
 
 

@@ -17,15 +17,9 @@ TABLE_READERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".tsv": "csv"
 @contextmanager
 def explained_errors(name: str, local: str, configuration: str) -> Iterator[None]:
     """
-    Turn what the datasets library raises into one line that says what to do.
+    Turn what the datasets library raises about the source `name` into a `UserError`: one line that says what to do.
 
-    Args:
-        name (`str`): The source that is read.
-        local (`str`): What to give in place of a source that cannot be reached.
-        configuration (`str`): What to do where the source has no configuration of that name.
-
-    Raises:
-        UserError: in place of the library's errors.
+    Where it cannot be reached, `local` is to be given; where it has no such configuration, `configuration` to be done.
     """
     try:
         yield

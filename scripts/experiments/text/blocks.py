@@ -46,14 +46,10 @@ class MaskedLMArguments:
     )
 
     def __post_init__(self):
-        for name, least in {
-            "max_train_samples": 1,
-            "max_eval_samples": 1,
-            "vocab_size": 7,
-            "max_seq_length": 3,
-        }.items():
-            if (value := getattr(self, name)) is not None and value < least:
-                raise ValueError(f"--{name} must be at least {least}, got {value}.")
+        least = {"max_train_samples": 1, "max_eval_samples": 1, "vocab_size": 7, "max_seq_length": 3}
+        for name, bound in least.items():
+            if (value := getattr(self, name)) is not None and value < bound:
+                raise ValueError(f"--{name} must be at least {bound}, got {value}.")
         if not 0 < self.mlm_probability < 1:
             raise ValueError(f"--mlm_probability must lie between 0 and 1, got {self.mlm_probability}.")
 
@@ -135,10 +131,8 @@ def load_blocks(
     whole = mix_blocks(prepare(corpus.validation, most if corpus_arguments.streaming else None))
     evaluation = spread(whole, most)
     if not len(evaluation):
-        raise UserError(
-            f"The evaluation text does not fill one block of {length} tokens; give more of it, or a larger "
-            "--validation_fraction."
-        )
+        hint = "give more of it, or a larger --validation_fraction"
+        raise UserError(f"The evaluation text does not fill one block of {length} tokens; {hint}.")
     evaluation_counts = count_tokens(evaluation, len(tokenizer))
     train: Dataset | IterableDataset
     if corpus_arguments.streaming:

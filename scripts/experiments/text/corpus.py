@@ -203,8 +203,6 @@ def _load_documentation(arguments: CorpusArguments) -> TextSource:
         cache_dir=arguments.cache_dir,
         fingerprint=fingerprint,
     )
-    if arguments.streaming:
-        rows = rows.to_iterable_dataset()
     return _make_source("documentation of the Python installation", rows, fingerprint, "row", arguments)
 
 
@@ -282,9 +280,8 @@ def _join_files(files: list[Rows]) -> Rows:
     """The rows of all files, with a blank row between two files, so that a document ends with its file."""
     if len(files) == 1:
         return files[0]
-    blank: Rows = datasets.Dataset.from_dict({"text": [""]})
-    if isinstance(files[0], datasets.IterableDataset):
-        blank = blank.to_iterable_dataset()
+    blank = datasets.Dataset.from_dict({"text": [""]})
+    blank = blank if isinstance(files[0], datasets.Dataset) else blank.to_iterable_dataset()
     return datasets.concatenate_datasets([part for file in files for part in (file, blank)][:-1])
 
 
@@ -308,7 +305,9 @@ def _load_dataset(spec: str, arguments: CorpusArguments) -> dict[Side, TextSourc
         return {"train": _load_saved_dataset(path, arguments)}
     with _explained_errors(spec):
         builder = datasets.load_dataset_builder(path, config, revision=revision, cache_dir=arguments.cache_dir)
-        _check_revision(spec, revision, builder)
+        # Without a network the library takes the newest copy of its cache, whichever revision was asked for.
+        if revision and _COMMIT.fullmatch(revision) and builder.hash != revision:
+            raise UserError(f"{spec} cannot be reached, and the cache holds revision {builder.hash}; go online once.")
         if arguments.streaming:
             splits: dict[str, Rows] = dict(builder.as_streaming_dataset())
         else:
@@ -333,8 +332,6 @@ def _load_saved_dataset(path: str, arguments: CorpusArguments) -> TextSource:
     with _explained_errors(path):
         rows = datasets.load_from_disk(path)
     fingerprint = digest(*map(_hash_file, sorted(glob.glob(f"{glob.escape(path)}/*.arrow"))))
-    if arguments.streaming:
-        rows = rows.to_iterable_dataset()
     return _make_source(path, rows, fingerprint, "row", arguments, Path(path).name)
 
 
@@ -352,14 +349,6 @@ def _parse_spec(spec: str) -> tuple[str, str | None, str | None]:
     if path.count("/") != 1 or path.startswith((".", "/")):
         raise UserError(f"{spec}: there is no folder {path}, and ids of the Hub have the form owner/name; check both.")
     return path, match["config"], match["revision"]
-
-
-def _check_revision(spec: str, revision: str | None, builder: datasets.DatasetBuilder) -> None:
-    # Without a network the datasets library takes the newest copy of its cache, whichever revision was asked for.
-    if revision and _COMMIT.fullmatch(revision) and builder.hash != revision:
-        raise UserError(
-            f"{spec} cannot be reached, and the cache holds revision {builder.hash}; connect once, or ask for it."
-        )
 
 
 def _select_splits(spec: str, splits: list[str]) -> dict[Side, str]:
@@ -382,6 +371,8 @@ def _make_source(
 ) -> TextSource:
     if arguments.document_unit in ("row", "blank_line"):
         unit = arguments.document_unit
+    if arguments.streaming and isinstance(rows, datasets.Dataset):
+        rows = rows.to_iterable_dataset()
     with _explained_errors(name):
         column = _select_column(name, rows, arguments.text_column)
         source = TextSource(name, rows.select_columns([column]), digest(content, column, unit), unit, description)

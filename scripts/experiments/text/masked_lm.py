@@ -32,15 +32,12 @@ class MaskingCollator(DataCollatorForLanguageModeling):
     Pads examples and masks those that come without labels: 15 % of the tokens by default, of these 80 % become [MASK],
     10 % a random token, 10 % stay.
 
-    The masks of a batch depend on `seed` and the number of the batch in the run alone, counted over all processes
-    ([`MaskNumbering`] says where an epoch begins). So a run that is cut short and resumed sees the masks that it would
-    have seen, and two processes those that one process sees which accumulates the gradients of two batches.
+    The masks of a batch depend on `seed` and on the number of the batch in the run alone, counted over all processes,
+    each of which gets every `num_processes`-th ([`MaskNumbering`] says where an epoch begins). So a run that is cut
+    short sees the masks that it would have seen, and two processes those of one that accumulates two batches.
 
     Examples that carry labels, as evaluation blocks do ([`mask_once`]), are only padded. A mask that keeps every token
     is left out, so that architectures that take inputs of one length alone can be trained too.
-
-    Args:
-        process_index, num_processes (`int`): This process of `num_processes` gets every `num_processes`-th batch.
     """
 
     process_index: int = 0

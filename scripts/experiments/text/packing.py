@@ -95,7 +95,7 @@ def prepare_blocks(
     max_blocks: int | None = None,
 ) -> Dataset:
     """
-    Tokenize and pack a source once, and open the result, which stays on disk and is mapped into memory.
+    Tokenize and pack a source once, and open the result (a column `input_ids`), which stays on disk.
 
     Blocks are kept under a name made of the text, the tokenizer and the options, and used again whenever these are the
     same; the datasets library sees to it that one process prepares them while others wait, and that they appear when
@@ -107,9 +107,6 @@ def prepare_blocks(
         cache_dir (`str` or `Path`): Where blocks are kept.
         num_proc (`int`, *optional*): Processes that tokenize, by default this one alone; the blocks are the same.
         max_blocks (`int`, *optional*): Read no further than so many blocks.
-
-    Returns:
-        `datasets.Dataset` with the column `input_ids`.
 
     Raises:
         UserError: if the text holds no token or `cache_dir` cannot be written.
@@ -153,10 +150,7 @@ def stream_blocks(
     Shard `k` of `n` packs the documents `k, k + n, k + 2n...`, long ones in parts of 64 rows. Ranks and workers
     of a `DataLoader` divide the shards among themselves: give a multiple of ranks times workers. Every shard reads all
     of the source, but tokenizes only its own documents. The order is the same in every pass; a run is resumed by
-    making the blocks that it has seen once more and skipping them.
-
-    Returns:
-        `datasets.IterableDataset` with the column `input_ids`. It has no length: the Trainer needs `max_steps`.
+    making the blocks that it has seen once more and skipping them. There is no length: the Trainer needs `max_steps`.
     """
     options = {
         "shards": list(range(num_shards)),  # the one list among the arguments is what gets divided

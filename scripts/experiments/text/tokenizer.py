@@ -104,7 +104,7 @@ def sample_texts(
         probabilities = [weight / sum(weights) for weight in weights]
     for source, size, share in zip(sources, sizes, probabilities, strict=True):
         budget = round(max_characters * share)
-        yield from _limit_characters(_thin(source, budget / size) if size else source, budget)
+        yield from _sample(source, budget, budget / size if size else 1)
 
 
 def save_tokenizer(tokenizer: BertTokenizer, output_dir: str | Path, overwrite: bool = False) -> None:
@@ -140,24 +140,17 @@ def check_output_dir(output_dir: str | Path, overwrite: bool = False) -> None:
         raise UserError(f"--output_dir {folder} holds {content}; choose another folder, or pass --overwrite.")
 
 
-def _limit_characters(texts: Iterable[str], max_characters: int) -> Iterator[str]:
-    remaining = max_characters
-    for text in texts:
-        if remaining <= 0:
-            logger.info("Only the first %s characters are read.", f"{max_characters:,}")
-            return
-        yield text[:remaining]
-        remaining -= len(text)
-
-
-def _thin(texts: Iterable[str], share: float) -> Iterator[str]:
-    """Leave out texts evenly, so that about `share` of the characters remains."""
+def _sample(texts: Iterable[str], budget: int, share: float) -> Iterator[str]:
+    """Leave out texts evenly, so that about `share` of the characters remains, and stop at `budget` characters."""
     num_seen = num_kept = 0
     for text in texts:
+        if num_kept >= budget:
+            logger.info("Only the first %s characters are read.", f"{budget:,}")
+            return
         num_seen += len(text)
         if num_kept < share * num_seen:
+            yield text[: budget - num_kept]
             num_kept += len(text)
-            yield text
 
 
 def _count_alphabet(texts: Iterable[str], backend: Tokenizer) -> list[str]:
