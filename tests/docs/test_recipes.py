@@ -105,7 +105,7 @@ def test_the_fine_tuning_is_a_point_of_the_paper_s_grid():
     needed = ["--model_name_or_path", "x", "--task_name", "all", "--use_cpu"]
     base, small = CONFIGURATION / "glue" / "base.yaml", CONFIGURATION / "glue" / "small_tasks.yaml"
     for recipes in ([base], [base, small]):
-        _, glue, training = parse_args(run_glue.ARGUMENTS, ["--recipe", *map(str, recipes), *needed])
+        *_, glue, training = parse_args(run_glue.ARGUMENTS, ["--recipe", *map(str, recipes), *needed])
         assert training.num_train_epochs in training.search_epochs == [4, 10, 20]
         assert training.learning_rate in training.search_learning_rates == [5e-5, 1e-4]
         assert training.per_device_train_batch_size in training.search_batch_sizes == [16, 32]
@@ -118,7 +118,7 @@ def test_fine_tuning_runs_are_the_nine_tasks(monkeypatch):
     assert list(runs) == list(TASKS)
     for name, arguments in runs.items():
         flags = ["--model_name_or_path", "x", "--use_cpu", *arguments]
-        _, glue, training = parse_args(run_glue.ARGUMENTS, flags)
+        *_, glue, training = parse_args(run_glue.ARGUMENTS, flags)
         assert glue.task_name == [name]
         assert training.num_train_epochs == (10 if name in ("cola", "stsb", "mrpc", "rte", "wnli") else 4)
 
