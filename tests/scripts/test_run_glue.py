@@ -662,6 +662,23 @@ def test_a_mistake_ends_the_script_with_one_line_and_status_2(tmp_path, recipe):
     assert [path.name for path in tmp_path.iterdir()] == ["recipe.yaml"]
 
 
+def test_adapters_are_trained_searched_and_predict(tmp_path, recipe, monkeypatch):
+    pytest.importorskip("peft")
+    more = ["--task_name", "sst2", "--lora", "--max_steps", -1, "--search", "--search_epochs", 1, 2,
+            "--search_learning_rates", 1e-2, "--search_batch_sizes", 8, "--do_train", "--do_predict"]  # fmt: skip
+    run(monkeypatch, "--recipe", recipe, *more)
+    folder = tmp_path / "run" / "sst2"
+    (weights,) = folder.rglob("*.safetensors")
+    assert weights.name == "adapter_model.safetensors"
+    assert (tmp_path / "run" / "submission" / "SST-2.tsv").is_file()
+    with pytest.raises(UserError, match=r"lora: .* there, None here"):
+        run(monkeypatch, "--recipe", recipe, *(flag for flag in more if flag != "--lora"))
+    # Where the best weights are gone nothing else answers in their place.
+    weights.unlink()
+    with pytest.raises(UserError, match=r"has no weights any more; run it again with --recipe .*arguments\.yaml"):
+        run(monkeypatch, "--recipe", recipe, *more)
+
+
 def test_a_head_of_another_size_is_dropped_only_when_asked(tmp_path, recipe, monkeypatch, everything):
     more = ["--task_name", "stsb", "--model_name_or_path", everything / "mnli"]
     with pytest.raises(UserError, match="head for 3 labels, and 1 are needed; pass --ignore_mismatched_sizes"):
