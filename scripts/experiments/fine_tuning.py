@@ -146,18 +146,13 @@ class Trial:
 
 
 class FineTuningTrainer(ExperimentTrainer):
-    """A Trainer that scales every architecture's loss alike, and takes no step behind the last one."""
+    """A Trainer that scales every architecture's loss alike."""
 
     def __init__(self, **kwargs: Any):
         super().__init__(**kwargs)
         # Heads that take any keyword are believed to divide their loss by the number of examples of a whole step.
         # Most do not, and accumulating gradients over n batches would then multiply their gradients by n.
         self.model_accepts_loss_kwargs = False
-
-    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
-        # A run that is cut short behind its last checkpoint is resumed within an epoch that has a next batch.
-        if self.state.global_step < self.state.max_steps and not self.control.should_training_stop:
-            super()._run_epoch(*args, **kwargs)
 
 
 class BestOnEvaluation(EarlyStoppingCallback):

@@ -119,8 +119,8 @@ def prepare(training: RunArguments, given: dict[str, Any]) -> None:
     if training.push_to_hub:
         if "hub_strategy" in given and training.hub_strategy != HubStrategy.END:
             raise UserError(
-                f"--hub_strategy {training.hub_strategy.value} uploads a folder as it is, with the paths of this "
-                "machine in it; leave it out: a run is uploaded when it is finished."
+                f"--hub_strategy {HubStrategy(training.hub_strategy).value} uploads a folder as it is, with the paths "
+                "of this machine in it; leave it out: a run is uploaded when it is finished."
             )
         training.hub_strategy = HubStrategy.END
         _check_hub_access(training.hub_token)
@@ -223,8 +223,8 @@ def upload_run(trainer: Trainer, folder: str | Path, message: str) -> None:
 
 def finish_trackers(training: TrainingArguments) -> None:
     """End the trackers' run, so that the next training of this process begins one of its own."""
-    if training.process_index == 0:
-        for name in {"wandb", "trackio"} & set(training.report_to):
+    for name in ("wandb", "trackio"):
+        if name in (training.report_to or []) and training.process_index == 0:
             importlib.import_module(name).finish()
 
 
@@ -258,6 +258,11 @@ class ExperimentTrainer(Trainer):
                     f"--learning_rate ({self.args.learning_rate:g}) or raise --warmup_steps. No model was saved."
                 )
         super().log(logs, *args, **kwargs)
+
+    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
+        # A run that is cut short behind its last checkpoint is resumed within an epoch that has a next batch.
+        if self.state.global_step < self.state.max_steps and not self.control.should_training_stop:
+            super()._run_epoch(*args, **kwargs)
 
     def last_evaluation(self) -> dict[str, float] | None:
         """What was measured behind the last step, if there was an evaluation; so that none is made twice."""
@@ -319,7 +324,7 @@ def _check_trackers(training: TrainingArguments) -> None:
         for callback in get_reporting_integration_callbacks(training.report_to):
             callback()
     except (ImportError, RuntimeError, ValueError, AssertionError) as error:
-        raise UserError(f"--report_to {' '.join(training.report_to)}: {one_line(error)}") from error
+        raise UserError(f"--report_to {training.report_to}: {one_line(error)}") from error
 
 
 def _check_hub_access(token: str | None) -> None:

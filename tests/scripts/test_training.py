@@ -4,6 +4,7 @@ import logging
 import math
 import sys
 import types
+from typing import Any
 
 import pytest
 import torch
@@ -139,9 +140,9 @@ def test_what_decides_the_result_makes_another_run(tmp_path, flags):
         (["--learning_rate", "nan"], "--learning_rate nan"),
         (["--weight_decay", "-0.1"], "--weight_decay"),
         (["--num_train_epochs", "0"], "--num_train_epochs 0"),
-        (["--report_to", "wandb"], "--report_to wandb: .*wandb"),
-        (["--report_to", "tensorboard"], "--report_to tensorboard: .*tensorboard"),
-        (["--report_to", "carrier_pigeon"], "--report_to carrier_pigeon: .*not supported"),
+        (["--report_to", "wandb"], "--report_to .*wandb"),
+        (["--report_to", "tensorboard"], "--report_to .*tensorboard"),
+        (["--report_to", "carrier_pigeon"], "--report_to .*carrier_pigeon.*not supported"),
         (["--num_threads", "0"], "--num_threads 0"),
         (["--seed", "-1"], "--seed -1"),
     ],
@@ -179,7 +180,7 @@ def test_stages(tmp_path):
 
 
 def test_a_launcher_s_single_thread_is_not_taken_for_a_wish(tmp_path, monkeypatch):
-    counts = []
+    counts: list[int] = []
     monkeypatch.setattr(torch, "set_num_threads", counts.append)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)), raising=False)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
@@ -207,7 +208,7 @@ def test_steps_in_words(tmp_path):
 def test_a_run_is_uploaded_without_what_names_this_machine(tmp_path, monkeypatch):
     uploads = []
     monkeypatch.setattr(training_module, "upload_folder", lambda **options: uploads.append(options))
-    trainer = types.SimpleNamespace(
+    trainer: Any = types.SimpleNamespace(
         is_world_process_zero=lambda: True,
         hub_model_id="me/mine",
         args=types.SimpleNamespace(hub_token=None, hub_revision=None),
