@@ -280,17 +280,17 @@ def test_every_label_has_its_share_held_out():
     assert hold_out(labels, range(60), 0.1, seed=0)[1] == held != hold_out(labels, range(60), 0.1, seed=1)[1]
 
 
-def test_whole_documents_are_held_out_where_every_label_has_two():
-    documents = [0] * 5 + [1] * 5 + [2] * 5 + [3] * 5
-    labels = ["a"] * 10 + ["b"] * 10
+def test_whole_documents_are_held_out_where_every_label_has_five():
+    documents = [number // 3 for number in range(30)]
+    labels = ["a"] * 15 + ["b"] * 15
     train, held, words = hold_out(labels, documents, 0.1, seed=0)
     assert len({documents[place] for place in held}) == 2
     assert not {documents[place] for place in held} & {documents[place] for place in train}
     assert {labels[place] for place in held} == {"a", "b"}
-    assert words == "2 of 4 documents held out with --split_seed 0"
+    assert words == "2 of 10 documents held out with --split_seed 0"
 
 
-def test_the_ends_of_documents_are_held_out_where_a_label_has_one():
+def test_the_ends_of_documents_are_held_out_where_a_label_has_few():
     documents = [0] * 10 + [1] * 10 + [2] * 10
     _, held, words = hold_out(["a"] * 20 + ["b"] * 10, documents, 0.2, seed=0)
     assert held == [8, 9, 18, 19, 28, 29]
@@ -298,13 +298,13 @@ def test_the_ends_of_documents_are_held_out_where_a_label_has_one():
 
 
 def test_excerpts_keep_their_document_and_its_columns(write, load):
-    rows = [{"text": " ".join(WORDS * 8), "label": label, "title": f"{label}{n}"} for label in "ab" for n in range(2)]
+    rows = [{"text": " ".join(WORDS * 8), "label": label, "title": f"{label}{n}"} for label in "ab" for n in range(5)]
     data = load(train_file=write(rows), text_column="text", excerpt_length=10, max_excerpts_per_document=3)
     train, held = data.parts["train"], data.parts["validation"]
-    assert list(train.rows["excerpt"]) == [1, 2, 3] * 2
+    assert list(train.rows["excerpt"]) == [1, 2, 3] * 8
     assert {title[0] for title in train.rows["title"]} == {title[0] for title in held.rows["title"]} == {"a", "b"}
     assert not set(train.rows["title"]) & set(held.rows["title"])
-    assert data.held_out.startswith("2 of 4 documents")
+    assert data.held_out.startswith("2 of 10 documents")
 
 
 def test_limits_take_examples_from_all_over(write, load):

@@ -48,7 +48,10 @@ def hold_out(
     labels: Sequence[Hashable], documents: Sequence[int], fraction: float, seed: int
 ) -> tuple[list[int], list[int], str]:
     """
-    Hold out a share of every label's documents, at least one, or the last excerpts of all where a label has only one.
+    Hold out a share of every label's documents, at least one.
+
+    Of documents that are cut into excerpts it is the last excerpts of each where a label has fewer than five: a whole
+    one would be too large a share of what there is to learn from.
 
     Returns:
         `tuple`: the places of the examples to train on, those of the examples held out, and words that say how.
@@ -63,13 +66,14 @@ def hold_out(
     def share(count: int) -> int:
         return min(count - 1, max(1, round(fraction * count)))
 
-    if all(len(group) > 1 for group in groups.values()):
+    is_cut = len(examples) < len(documents)
+    if all(len(group) >= (5 if is_cut else 2) for group in groups.values()):
         generator = random.Random(seed)
         chosen = [document for group in groups.values() for document in generator.sample(group, share(len(group)))]
         held = {place for document in chosen for place in examples[document]}
-        kind = "documents" if len(examples) < len(documents) else "examples"
+        kind = "documents" if is_cut else "examples"
         words = f"{len(chosen):,} of {len(examples):,} {kind} held out with --split_seed {seed}"
     else:
         held = {place for places in examples.values() for place in places[len(places) - share(len(places)) :]}
-        words = "the last excerpts of every document held out, as a label has a single document"
+        words = "the last excerpts of every document held out, as a label has fewer than five documents"
     return [place for place in range(len(labels)) if place not in held], sorted(held), words
