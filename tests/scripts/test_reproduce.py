@@ -2,7 +2,6 @@
 
 import importlib
 import json
-import logging
 import statistics
 import subprocess
 import sys
@@ -222,16 +221,6 @@ def test_only_one_process_makes_a_table(monkeypatch):
         reproduce.main()
 
 
-@pytest.fixture
-def restored_logging():
-    """Scripts set up logging, which would outlive the test."""
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    yield
-    root.handlers[:] = handlers
-    root.setLevel(level)
-
-
 def run_in_process(command, start=subprocess.run, **options):
     """Call a script in this process; other commands are started as ever."""
     if not command[1].endswith(".py"):
@@ -244,7 +233,6 @@ def run_in_process(command, start=subprocess.run, **options):
 
 
 @pytest.mark.parametrize("in_process", [True, pytest.param(False, marks=pytest.mark.slow)])
-@pytest.mark.usefixtures("restored_logging")
 def test_models_are_pre_trained_and_fine_tuned_alike(tmp_path, monkeypatch, in_process):
     if in_process:
         monkeypatch.setattr(runs.subprocess, "run", run_in_process)

@@ -21,8 +21,8 @@ from transformers import (
 import run_classification
 from experiments.arguments import UserError
 from experiments.fine_tuning import FineTuningTrainer
-from modeling_sktformer import SKTformerConfig, SKTformerForMaskedLM, SKTformerForSequenceClassification
-from support.glue_rows import CUES, files_below, make_tokenizer, read_metrics
+from modeling_sktformer import SKTformerForSequenceClassification
+from support.glue_rows import CUES, files_below, make_tokenizer, read_metrics, save_checkpoint
 
 
 NAMES = ("Red, or so", "Green", "blue")
@@ -53,26 +53,7 @@ def read_table(path: Path) -> list[dict[str, str]]:
 def checkpoint(tmp_path_factory):
     """A pre-trained checkpoint, but for the pre-training."""
     folder = tmp_path_factory.mktemp("checkpoint") / "tiny"
-    tokenizer = make_tokenizer()
-    tokenizer.model_max_length = 32
-    torch.manual_seed(0)
-    config = SKTformerConfig(
-        vocab_size=len(tokenizer),
-        num_segments=4,
-        num_landmark_tokens=8,
-        num_landmark_features=4,
-        max_position_embeddings=32,
-        smoother_norm="layer_norm",
-        initializer_range=0.2,
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
-        smoother_dropout_prob=0.0,
-        classifier_pooling="mean",
-        **SIZES,
-    )
-    SKTformerForMaskedLM(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+    return save_checkpoint(folder, max_position_embeddings=32, classifier_pooling="mean")
 
 
 @pytest.fixture(scope="module")

@@ -33,8 +33,15 @@ from experiments.arguments import UserError
 from experiments.fine_tuning import FineTuningTrainer
 from experiments.glue.tasks import DIAGNOSTICS, TASKS
 from experiments.run_folder import find_checkpoint
-from modeling_sktformer import SKTformerConfig, SKTformerForMaskedLM
-from support.glue_rows import files_below, make_rows, make_tokenizer, read_metrics, write_rows, write_tasks
+from support.glue_rows import (
+    files_below,
+    make_rows,
+    make_tokenizer,
+    read_metrics,
+    save_checkpoint,
+    write_rows,
+    write_tasks,
+)
 
 
 SCRIPT = Path(run_glue.__file__)
@@ -52,28 +59,7 @@ def tasks(tmp_path_factory):
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
     """A pre-trained checkpoint, but for the pre-training."""
-    folder = tmp_path_factory.mktemp("checkpoint") / "tiny"
-    tokenizer = make_tokenizer()
-    torch.manual_seed(0)
-    config = SKTformerConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_segments=4,
-        num_landmark_tokens=8,
-        num_landmark_features=4,
-        max_position_embeddings=64,
-        smoother_norm="layer_norm",
-        initializer_range=0.2,
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
-        smoother_dropout_prob=0.0,
-    )
-    SKTformerForMaskedLM(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+    return save_checkpoint(tmp_path_factory.mktemp("checkpoint") / "tiny")
 
 
 @pytest.fixture(scope="module")

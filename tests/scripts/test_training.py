@@ -1,6 +1,5 @@
 """What every training has in common: checks before it begins, what makes it this run, and when it stops."""
 
-import logging
 import math
 import sys
 import types
@@ -25,15 +24,6 @@ from experiments.training import (
     training_identity,
     upload_run,
 )
-
-
-@pytest.fixture(autouse=True)
-def restored_logging():
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    yield
-    root.handlers[:] = handlers
-    root.setLevel(level)
 
 
 def arguments(tmp_path, *flags):

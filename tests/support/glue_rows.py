@@ -4,10 +4,13 @@ import json
 import random
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
+import torch
 from transformers import BertTokenizer
 
 from experiments.glue.tasks import DIAGNOSTICS, TASKS, GlueTask
+from modeling_sktformer import SKTformerConfig, SKTformerForMaskedLM
 
 
 # The word that gives the label away; a model of one layer learns it from a few rows.
@@ -50,6 +53,23 @@ def make_tokenizer() -> BertTokenizer:
     """A tokenizer with every word of the rows."""
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *_FILLERS, *CUES, "."]
     return BertTokenizer(vocab={word: number for number, word in enumerate(words)})
+
+
+def save_checkpoint(folder: Path, **overrides: Any) -> Path:
+    """Write a pre-trained checkpoint that knows every word of the rows, but for the pre-training."""
+    tokenizer = make_tokenizer()
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {
+        **{"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2},
+        **{"num_segments": 4, "num_landmark_tokens": 8, "num_landmark_features": 4, "max_position_embeddings": 64},
+        **{"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "smoother_dropout_prob": 0.0},
+        **{"smoother_norm": "layer_norm", "initializer_range": 0.2},
+    }
+    config = SKTformerConfig(vocab_size=len(tokenizer), **{**sizes, **overrides})
+    tokenizer.model_max_length = config.max_position_embeddings
+    SKTformerForMaskedLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
 
 
 def read_metrics(folder) -> dict:
