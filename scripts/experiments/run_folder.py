@@ -8,6 +8,7 @@ is started again, and it may be made longer.
 import glob
 import json
 import logging
+import re
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -30,6 +31,8 @@ State: TypeAlias = Literal["new", "resumed", "grown", "finished"]
 ARGUMENTS_FILE = "arguments.yaml"
 METRICS_FILE = "metrics.json"
 RUN_FILE = "run.json"
+# What a process that was killed, or met a full disk, may leave behind.
+_LEFT_OVER = re.compile(r"\.lock|\.(arguments\.yaml|run\.json)\.\d+")
 # What is said about one start and is no part of the run, and what must not be written down.
 _UNRECORDED_ARGUMENTS = {"overwrite", "resume_from_checkpoint", "hub_token"}
 
@@ -79,7 +82,7 @@ def folder_state(folder: str | Path, identity: RunIdentity) -> State:
     folder = Path(folder)
     if folder.exists() and not folder.is_dir():
         raise UserError(f"--output_dir {folder} is a file; name a folder.")
-    if not folder.exists() or all(path.name.startswith(".") for path in folder.iterdir()):
+    if not folder.exists() or all(_LEFT_OVER.fullmatch(path.name) for path in folder.iterdir()):
         return "new"
     if not (folder / RUN_FILE).is_file():
         raise UserError(f"--output_dir {folder} holds files that are no run of this script; choose another folder.")
@@ -99,8 +102,6 @@ def folder_state(folder: str | Path, identity: RunIdentity) -> State:
             f"--output_dir {folder} holds another run ({'; '.join(changes)}); choose another folder, or pass "
             "--overwrite to delete it."
         )
-    if earlier.get("precision") != identity.precision:
-        logger.warning("The run began in %s and goes on in %s.", earlier.get("precision"), identity.precision)
     if not (folder / METRICS_FILE).is_file():
         return "resumed"
     return "grown" if now[1] > before[1] else "finished"
@@ -178,6 +179,10 @@ def claim_run_folder(
             _empty(folder)
         elif state == "grown":
             (folder / METRICS_FILE).unlink()
+        if state in ("resumed", "grown"):
+            earlier = json.loads((folder / RUN_FILE).read_text(encoding="utf-8")).get("precision")
+            if earlier != identity.precision:
+                logger.warning("The run began in %s and goes on in %s.", earlier, identity.precision)
         if state != "finished":
             write_json(folder / RUN_FILE, identity.values)
             write_atomically(folder / ARGUMENTS_FILE, yaml.safe_dump(arguments, sort_keys=False, allow_unicode=True))

@@ -4,6 +4,7 @@ import json
 import logging
 import multiprocessing
 import os
+import shutil
 
 import pytest
 
@@ -58,10 +59,11 @@ def test_another_run_is_refused_with_what_differs(tmp_path):
 
 
 def test_another_precision_is_a_warning(tmp_path, caplog):
-    finish(tmp_path / "run", identity())
+    with claim_run_folder(tmp_path / "run", identity(), {}):
+        pass
     with caplog.at_level(logging.WARNING):
-        assert folder_state(tmp_path / "run", identity(precision="bfloat16")) == "finished"
-    assert "began in float32 and goes on in bfloat16" in caplog.text
+        assert finish(tmp_path / "run", identity(precision="bfloat16")) == "resumed"
+    assert caplog.text.count("began in float32 and goes on in bfloat16") == 1
 
 
 def test_a_folder_of_other_files_is_never_touched(tmp_path):
@@ -69,6 +71,13 @@ def test_a_folder_of_other_files_is_never_touched(tmp_path):
     for overwrite in (False, True):
         with pytest.raises(UserError, match="no run of this script"):
             check_run_folder(tmp_path, identity(), overwrite)
+    for hidden in (".git", ".env"):
+        folder = tmp_path / hidden.strip(".")
+        (folder / hidden).mkdir(parents=True)
+        with pytest.raises(UserError, match="no run of this script"):
+            finish(folder, identity(), overwrite=True)
+        assert (folder / hidden).exists()
+        shutil.rmtree(folder)
     with pytest.raises(UserError, match="is a file"):
         check_run_folder(tmp_path / "thesis.tex", identity())
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
