@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
+from accelerate import PartialState
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, set_seed
 from transformers.trainer_pt_utils import AcceleratorConfig
 
@@ -77,6 +78,12 @@ def main() -> None:
 
     # Everything that can be wrong with the arguments is found before the folder is touched.
     corpus = load_corpus(corpus_arguments)
+    announce(
+        recipe=describe_recipe(command.recipes, training),
+        text=corpus.description,
+        devices=describe_devices(training),
+        **({"note": " ".join(command.notes)} if command.notes else {}),
+    )
     named = mlm_arguments.tokenizer_name or model_arguments.model_name_or_path
     if named:
         revision = "main" if mlm_arguments.tokenizer_name else model_arguments.model_revision
@@ -88,7 +95,9 @@ def main() -> None:
     folder, inputs = str(training.output_dir), [named, *corpus_arguments.files()]
     if check_run_folder(folder, identity, training.overwrite, filter(None, inputs)) == "finished":
         logger.info("%s holds this run, finished; give more --max_steps to go on, or --overwrite.", folder)
+        upload_run(training, folder, "Pre-trained")
         return leave_process_group()
+    PartialState().wait_for_everyone()  # before the first process empties the folder that the others look at
     with ExitStack() as stack:
         with training.main_process_first(local=False):
             if training.should_save:
@@ -139,11 +148,8 @@ def train(
     origin = model_arguments.model_name_or_path
     announce(
         model=describe_model(model, f"from {origin}" if origin else f"new, {model_arguments.config_name}"),
-        recipe=describe_recipe(command.recipes, training),
-        data=f"{corpus.description}; {blocks.description}",
+        data=blocks.description,
         steps=describe_steps(training, None if blocks.is_stream else len(blocks.train)),
-        devices=describe_devices(training),
-        **({"note": " ".join(command.notes)} if command.notes else {}),
     )
     probability = mlm_arguments.mlm_probability
     collator = MaskingCollator(
@@ -186,8 +192,7 @@ def train(
     if trainer.is_world_process_zero():
         write_report(trainer, metrics, corpus, examples[0], recorded_arguments(command.given))
     finish_trackers(training)
-    if training.push_to_hub:
-        upload_run(trainer, str(training.output_dir), "End of pre-training")
+    upload_run(training, str(training.output_dir), "Pre-trained")
 
 
 if __name__ == "__main__":

@@ -70,7 +70,7 @@ def main() -> None:
     }
     collator = classifier.make_collator(tokenizer, length, texts.pad_to_max_length)
     job = make_job(command, data, splits, collator) if "validation" in splits else None
-    finished = job and check_job(folder, job.identity, training, [checkpoint.model_name_or_path, *texts.inputs()])
+    finished = job and check_job(folder, job.identity, training, [*checkpoint.paths(), *texts.inputs()])
     progress.announce(
         recipe=progress.describe_recipe(command.recipes, training),
         texts=f"{', '.join(data.columns)} of {', '.join(dict.fromkeys(part.source for part in data.parts.values()))}",
@@ -84,7 +84,9 @@ def main() -> None:
     baselines = measure_baselines(data, texts.baseline == "tfidf")
     if job:
         job.facts["baselines"] = baselines["validation"]
-        if not finished:
+        if finished:
+            progress.upload_run(training, folder, f"Fine-tuned on {job.title}")
+        else:
             run_job(job, folder, training, recorded_arguments(command.given))
         if trains:
             best = replace(checkpoint, model_name_or_path=str(best_trial(folder)), model_revision="main")

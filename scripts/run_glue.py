@@ -28,7 +28,14 @@ from experiments.models import CheckpointArguments, LoraArguments
 from experiments.results import read_json
 from experiments.run_folder import METRICS_FILE, RUN_FILE, recorded_arguments
 from experiments.text.classifier import checkpoint_identity
-from experiments.training import announce, describe_devices, describe_recipe, leave_process_group, prepare
+from experiments.training import (
+    announce,
+    describe_devices,
+    describe_recipe,
+    leave_process_group,
+    prepare,
+    upload_run,
+)
 
 
 logger = logging.getLogger("run_glue")
@@ -65,7 +72,7 @@ def run(command: Command) -> None:
     # Everything that can be wrong with the arguments is found before a folder is touched or a task takes hours.
     shared = checkpoint_identity(checkpoint, lora)
     check_output(output, shared["checkpoint"], [name for name in TASKS if not (training.overwrite and name in names)])
-    inputs = [checkpoint.model_name_or_path, *glue.inputs()]
+    inputs = [*checkpoint.paths(), *({glue.mnli_checkpoint} - {None, "run"}), *glue.inputs()]
     waiting: dict[str, dict[str, Any]] = {}
     for task in [TASKS[name] for name in names if training.do_train or training.do_eval]:
         if task.is_regression and training.label_smoothing_factor:
@@ -76,6 +83,7 @@ def run(command: Command) -> None:
         identity = shared | task_identity(task, glue, splits)
         if check_job(output / task.name, identity, training, inputs):
             logger.info("%s holds %s, finished.", output / task.name, task.title)
+            upload_run(training, output / task.name, f"Fine-tuned on {task.title}")
         else:
             waiting[task.name] = {"start": start, "tokenizer": tokenizer, "identity": identity, "splits": splits}
     tests = {name: load_tests(TASKS[name], glue) for name in names if training.do_predict}

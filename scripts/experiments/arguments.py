@@ -252,8 +252,8 @@ def run_script(main: Callable[[], None]) -> None:
         status, message = 2, str(error)
     except KeyboardInterrupt:
         status, message = 130, "interrupted; the same command goes on where it stopped."
-    except OSError as error:
-        if error.errno != errno.ENOSPC:
+    except Exception as error:
+        if getattr(error, "errno", None) != errno.ENOSPC and "No space left" not in str(error):
             raise
         status, message = 2, "the disk is full; make room, and the same command goes on where it stopped."
     else:

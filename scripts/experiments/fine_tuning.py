@@ -330,8 +330,7 @@ def run_trial(job: Job, trial: Trial, arguments: dict[str, Any], is_announced: b
             write_json(trial.folder / f"{name}_results.json", metrics)
         _report_trial(job, trial, result, arguments)
     finish_trackers(args)
-    if args.push_to_hub:
-        upload_run(trainer, trial.folder, f"End of fine-tuning on {job.title}")
+    upload_run(args, trial.folder, f"Fine-tuned on {job.title}")
     PartialState().wait_for_everyone()
 
 

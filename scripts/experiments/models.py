@@ -93,6 +93,10 @@ class CheckpointArguments(_OriginArguments):
         default=False, metadata={"help": "Start with a new head where the checkpoint's has another number of labels."}
     )
 
+    def paths(self) -> list[str]:
+        """What is read: folders, or names on the Hub."""
+        return [self.model_name_or_path, *filter(None, [self.tokenizer_name])]
+
 
 @dataclass
 class LoraArguments:

@@ -14,7 +14,7 @@ import datasets
 import numpy as np
 import torch
 import transformers
-from huggingface_hub import upload_folder, whoami
+from huggingface_hub import create_repo, upload_folder, whoami
 from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError, OfflineModeIsEnabled
 from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainingArguments
 from transformers.integrations import get_reporting_integration_callbacks
@@ -208,17 +208,32 @@ def describe_devices(training: TrainingArguments) -> str:
     return f"{training.world_size} x {kind} ({name}), {precision}"
 
 
-def upload_run(trainer: Trainer, folder: str | Path, message: str) -> None:
-    """Push a finished run with its card; the Trainer's own last push would write another card over it."""
-    if trainer.is_world_process_zero():
+def upload_run(training: TrainingArguments, folder: str | Path, message: str) -> None:
+    """
+    Push a finished run with its card, where --push_to_hub asks for it, and nothing that names this machine.
+
+    Raises:
+        UserError: if it cannot be uploaded.
+    """
+    if not training.push_to_hub or training.process_index != 0:
+        return
+    name = training.hub_model_id or Path(folder).resolve().name
+    try:
+        repo = create_repo(name, token=training.hub_token, private=training.hub_private_repo, exist_ok=True)
         upload_folder(
-            repo_id=str(trainer.hub_model_id),
+            repo_id=repo.repo_id,
             folder_path=str(folder),
-            token=trainer.args.hub_token,
-            revision=trainer.args.hub_revision,
+            token=training.hub_token,
+            revision=training.hub_revision,
             commit_message=message,
             ignore_patterns=[*_LOCAL_FILES, "*.lock", ".*"],
         )
+    except (HfHubHTTPError, OSError) as error:
+        raise UserError(
+            f"{folder} holds the run, finished, but it was not uploaded ({one_line(error)}); the same command tries "
+            "again."
+        ) from error
+    logger.info("%s is on the Hub as %s.", folder, repo.repo_id)
 
 
 def finish_trackers(training: TrainingArguments) -> None:

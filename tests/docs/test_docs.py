@@ -138,6 +138,16 @@ def test_every_field_is_documented():
     assert {name for name in own if f"{name} (" not in documented} == set()
 
 
+def test_entry_points_are_short_and_nobody_s_library():
+    entries = {path.stem: path for path in (ROOT / "scripts").glob("*.py")}
+    assert all(len(path.read_text(encoding="utf-8").splitlines()) <= 200 for path in entries.values())
+    for path in (ROOT / "scripts").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            assert not {name.split(".")[0] for name in names} & entries.keys(), path
+
+
 def test_versions_agree():
     import modeling_sktformer
 

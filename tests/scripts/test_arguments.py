@@ -154,6 +154,7 @@ def test_a_recipe_s_precision_needs_an_accelerator(tmp_path, monkeypatch):
         (UserError("too long"), 2, "error: too long"),
         (KeyboardInterrupt(), 130, "interrupted; the same command goes on"),
         (OSError(errno.ENOSPC, "No space left on device"), 2, "error: the disk is full"),
+        (RuntimeError("basic_ios::clear: iostream error: No space left on device"), 2, "error: the disk is full"),
     ],
 )
 def test_mistakes_end_a_script_with_one_line(capsys, error, status, message):

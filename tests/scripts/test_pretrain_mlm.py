@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 from pathlib import Path
 
 import pytest
@@ -192,8 +193,9 @@ def test_the_first_lines_say_what_runs(tmp_path, recipe, monkeypatch, caplog):
     caplog.set_level("INFO")
     run(monkeypatch, "--recipe", recipe)
     said = "\n".join(record.getMessage() for record in caplog.records)
-    for start in ("Model:", "Recipe:", "Data:", "Steps:", "Devices:"):
-        assert f"\n{start}" in f"\n{said}", start
+    starts = [f"\n{said}".index(f"\n{name}:") for name in ("Recipe", "Text", "Devices", "Model", "Data", "Steps")]
+    assert starts == sorted(starts)
+    assert starts[2] < said.index("Trained") < starts[3]
     assert f"{metrics_of(tmp_path / 'run')['parameters']:,} parameters" in said
     assert "recipe.yaml" in said
     assert "4 of 8 sequences" in said
@@ -410,8 +412,14 @@ def test_a_finished_run_is_uploaded_with_its_card(tmp_path, recipe, monkeypatch)
     monkeypatch.setattr(MaskedLMTrainer, "_push_from_checkpoint", lambda *_: None)
     monkeypatch.setattr(training, "whoami", lambda token: {"name": "me"})
     monkeypatch.setattr(training, "upload_folder", lambda **arguments: uploads.append(arguments))
+    monkeypatch.setattr(training, "create_repo", lambda name, **_: types.SimpleNamespace(repo_id=name))
+    run(monkeypatch, "--recipe", recipe)
+    assert not uploads
+    # A finished run can still be uploaded.
     run(monkeypatch, "--recipe", recipe, "--push_to_hub", "--hub_model_id", "me/mine")
     (upload,) = uploads
+    run(monkeypatch, "--recipe", recipe, "--push_to_hub", "--hub_model_id", "me/mine", "--overwrite")
+    assert len(uploads) == 2
     assert (upload["repo_id"], upload["folder_path"]) == ("me/mine", str(tmp_path / "run"))
     card = (tmp_path / "run" / "README.md").read_text()
     assert "unigram frequencies" in card

@@ -7,6 +7,7 @@ import shutil
 import statistics
 import subprocess
 import sys
+import types
 import zipfile
 from pathlib import Path
 
@@ -811,6 +812,7 @@ def test_what_is_uploaded_names_no_place_of_the_machine(tmp_path, recipe, monkey
     uploads = []
     monkeypatch.setattr(training, "whoami", lambda token=None: {"name": "me"})
     monkeypatch.setattr(training, "upload_folder", lambda **options: uploads.append(options))
+    monkeypatch.setattr(training, "create_repo", lambda name, **_: types.SimpleNamespace(repo_id=name))
     monkeypatch.setattr(
         FineTuningTrainer, "init_hf_repo", lambda trainer, *args: setattr(trainer, "hub_model_id", "me/cola")
     )

@@ -198,14 +198,23 @@ def test_steps_in_words(tmp_path):
 def test_a_run_is_uploaded_without_what_names_this_machine(tmp_path, monkeypatch):
     uploads = []
     monkeypatch.setattr(training_module, "upload_folder", lambda **options: uploads.append(options))
-    trainer: Any = types.SimpleNamespace(
-        is_world_process_zero=lambda: True,
-        hub_model_id="me/mine",
-        args=types.SimpleNamespace(hub_token=None, hub_revision=None),
-    )
-    upload_run(trainer, tmp_path, "End")
+    repo = types.SimpleNamespace(repo_id="me/mine")
+    monkeypatch.setattr(training_module, "create_repo", lambda name, **options: repo if name == "mine" else None)
+    training: Any = arguments(tmp_path)
+    upload_run(training, tmp_path / "mine", "End")
+    assert not uploads
+    training.push_to_hub = True
+    upload_run(training, tmp_path / "mine", "End")
+    assert (uploads[0]["repo_id"], uploads[0]["folder_path"]) == ("me/mine", str(tmp_path / "mine"))
     patterns = uploads[0]["ignore_patterns"]
     assert {"arguments.yaml", "run.json", "training_args.bin", "checkpoint-*"} <= set(patterns)
+
+    def refuse(**options):
+        raise OSError("no route to host")
+
+    monkeypatch.setattr(training_module, "upload_folder", refuse)
+    with pytest.raises(UserError, match=r"finished, but it was not uploaded \(no route to host\); the same command"):
+        upload_run(training, tmp_path / "mine", "End")
 
 
 def test_a_hub_strategy_that_uploads_folders_as_they_are_is_refused(tmp_path, monkeypatch):

@@ -41,7 +41,7 @@ def write_report(
         baselines = {"unigram frequencies": metrics["unigram_loss"]}
         plot_loss_curve(metrics["history"], folder / "loss.png", f"{metrics['model_type']}, {size}", baselines)
         facts = CardFacts(
-            title=str(trainer.hub_model_id if trainer.args.push_to_hub else folder.resolve().name),
+            title=str(arguments.get("hub_model_id") or folder.resolve().name),
             script="pretrain_mlm.py",
             pipeline_tag="fill-mask",
             description=f"A masked language model of type `{metrics['model_type']}` with {size}, trained on "
