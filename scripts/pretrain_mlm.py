@@ -92,8 +92,8 @@ def main() -> None:
     else:
         build_config(model_arguments, mlm_arguments.vocab_size, mlm_arguments.max_seq_length, 0, training.seed)
     identity = run_identity(command, corpus)
-    folder, inputs = str(training.output_dir), [named, *corpus_arguments.files()]
-    if check_run_folder(folder, identity, training.overwrite, filter(None, inputs)) == "finished":
+    folder = str(training.output_dir)
+    if check_run_folder(folder, identity, training.overwrite, command.paths()) == "finished":
         logger.info("%s holds this run, finished; give more --max_steps to go on, or --overwrite.", folder)
         upload_run(training, folder, "Pre-trained")
         return leave_process_group()
@@ -129,14 +129,15 @@ def check_stages(training: RunArguments, model: ModelArguments, corpus: CorpusAr
 def run_identity(command: Command, corpus: Corpus) -> RunIdentity:
     """What decides the result of a run: the text, the model, the masks and the optimisation."""
     model, reading, mlm, training = command.groups
-    decides = {"data": corpus.fingerprint, "do_train": training.do_train, "streaming": reading.streaming}
-    decides |= {
-        name: value for name, value in asdict(mlm).items() if name not in ("tokenizer_name", "max_eval_samples")
-    }
+    decides = {"data": corpus.fingerprint, "streaming": reading.streaming}
+    # How much is evaluated decides nothing of a training.
+    unused = ("tokenizer_name", "max_eval_samples") if training.do_train else ("tokenizer_name",)
+    decides |= {name: value for name, value in asdict(mlm).items() if name not in unused}
     decides |= {"probabilities": reading.probabilities, "one_document_per_block": reading.one_document_per_block}
     decides |= {name: getattr(model, name) for name in ("config_name", "model_type", "config_overrides")}
-    for name, checkpoint in (("tokenizer", mlm.tokenizer_name), ("checkpoint", model.model_name_or_path)):
-        decides[name] = checkpoint and fingerprint_checkpoint(checkpoint, model.model_revision)
+    origin = model.model_name_or_path
+    decides["checkpoint"] = origin and fingerprint_checkpoint(origin, model.model_revision)
+    decides["tokenizer"] = mlm.tokenizer_name and fingerprint_checkpoint(mlm.tokenizer_name, "main")
     return training_identity(training, decides)
 
 
@@ -181,7 +182,7 @@ def train(
         "model_type": model.config.model_type,
         "seed": training.seed,
         "environment": describe_environment(),
-        "history": [entry for entry in trainer.state.log_history if "loss" in entry or "eval_loss" in entry],
+        "history": [entry for entry in trainer.history() if "loss" in entry or "eval_loss" in entry],
     }
     logger.info("\nMasked words of the evaluation text:")
     examples = show_predictions(trainer, blocks)

@@ -70,7 +70,7 @@ def main() -> None:
     }
     collator = classifier.make_collator(tokenizer, length, texts.pad_to_max_length)
     job = make_job(command, data, splits, collator) if "validation" in splits else None
-    finished = job and check_job(folder, job.identity, training, [*checkpoint.paths(), *texts.inputs()])
+    finished = job and check_job(folder, job.identity, training, command.paths())
     progress.announce(
         recipe=progress.describe_recipe(command.recipes, training),
         texts=f"{', '.join(data.columns)} of {', '.join(dict.fromkeys(part.source for part in data.parts.values()))}",

@@ -72,7 +72,6 @@ def run(command: Command) -> None:
     # Everything that can be wrong with the arguments is found before a folder is touched or a task takes hours.
     shared = checkpoint_identity(checkpoint, lora)
     check_output(output, shared["checkpoint"], [name for name in TASKS if not (training.overwrite and name in names)])
-    inputs = [*checkpoint.paths(), *({glue.mnli_checkpoint} - {None, "run"}), *glue.inputs()]
     waiting: dict[str, dict[str, Any]] = {}
     for task in [TASKS[name] for name in names if training.do_train or training.do_eval]:
         if task.is_regression and training.label_smoothing_factor:
@@ -81,7 +80,7 @@ def run(command: Command) -> None:
         tokenizer = start and load_task_tokenizer(task, start, command)
         splits = load_splits(task, glue, training.do_train)
         identity = shared | task_identity(task, glue, splits)
-        if check_job(output / task.name, identity, training, inputs):
+        if check_job(output / task.name, identity, training, command.paths()):
             logger.info("%s holds %s, finished.", output / task.name, task.title)
             upload_run(training, output / task.name, f"Fine-tuned on {task.title}")
         else:

@@ -32,6 +32,8 @@ RIVALS = (
     ("global_batch_size", "gradient_accumulation_steps"),
     ("config_name", "model_name_or_path"),
 )
+# Flags that name folders to write to.
+_WRITTEN = ("output_dir", "results_dir", "cache_dir", "logging_dir")
 # Types of numbers that need an accelerator: a recipe may ask for them and be used where there is none.
 _PRECISIONS = ("bf16", "fp16")
 
@@ -114,6 +116,12 @@ class Command:
     given: dict[str, Any]
     recipes: list[str]
     notes: list[str] = field(default_factory=list)
+
+    def paths(self) -> list[str]:
+        """Whatever may name something on the disk that is read: all words of all flags but the folders written to."""
+        values = [value for group in self.groups for name, value in vars(group).items() if name not in _WRITTEN]
+        words = [word for value in values for word in (value if isinstance(value, list) else [value])]
+        return [word for word in words if isinstance(word, str)]
 
 
 def parse_command(

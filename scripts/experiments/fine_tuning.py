@@ -24,7 +24,6 @@ import copy
 import hashlib
 import itertools
 import logging
-import math
 import shutil
 import statistics
 import time
@@ -206,7 +205,7 @@ def plan_trials(folder: Path, training: FineTuningArguments, decides: dict[str, 
             batch = values["global_batch_size"]
             args.per_device_train_batch_size = min(args.per_device_train_batch_size, max(1, batch // args.world_size))
             args.gradient_accumulation_steps = accumulation_steps(args, batch)
-        trials.append(Trial(folder / name, values, args, _trial_identity(args, decides)))
+        trials.append(Trial(folder / name, values, args, training_identity(args, decides)))
     return trials
 
 
@@ -224,9 +223,11 @@ def check_job(
     state = check_run_folder(folder, _job_identity(training, decides), training.overwrite, inputs)
     if state == "new":
         return False
-    states = [state] if len(trials) == 1 else [check_run_folder(trial.folder, trial.identity) for trial in trials]
+    states = (
+        [state] if trials[0].folder == folder else [check_run_folder(trial.folder, trial.identity) for trial in trials]
+    )
     for trial, state in zip(trials, states, strict=True):
-        if state == "grown":
+        if state == "grown" and not training.overwrite:
             raise UserError(
                 f"{trial.folder} holds this run, finished after fewer steps, and with it the state of its optimizer "
                 "was deleted: it cannot be made longer. Choose another folder, or pass --overwrite to train it anew."
@@ -244,7 +245,7 @@ def run_job(job: Job, folder: Path, training: FineTuningArguments, started: dict
         UserError: if another process is at work in the folder, or training diverges.
     """
     trials = plan_trials(folder, training, job.identity)
-    is_one = len(trials) == 1
+    is_one = trials[0].folder == folder
     PartialState().wait_for_everyone()  # until all have looked at what is there
     if not is_one and not training.overwrite and training.should_save:
         (folder / METRICS_FILE).unlink(missing_ok=True)  # a summary of fewer trials
@@ -253,7 +254,7 @@ def run_job(job: Job, folder: Path, training: FineTuningArguments, started: dict
     is_announced = False
     with hold:
         for trial in tqdm(trials, f"{job.title}, trials", unit="trial", disable=is_silent):
-            if not (trial.folder / METRICS_FILE).is_file() or (training.overwrite and is_one):
+            if training.overwrite or not (trial.folder / METRICS_FILE).is_file():
                 arguments = _trial_arguments(trial, started)
                 with _hold(trial.folder, trial.identity, trial.args, arguments):
                     run_trial(job, trial, arguments, is_announced)
@@ -323,7 +324,7 @@ def run_trial(job: Job, trial: Trial, arguments: dict[str, Any], is_announced: b
             "model_type": model.config.model_type,
             "parameters": model.num_parameters(),
             "environment": describe_environment(),
-            "history": [_without_infinite(entry) for entry in trainer.state.log_history],
+            "history": trainer.history(),
         }
         parts_of_all = {"train": trained, "eval": measured} if trains else {"eval": measured}
         for name, metrics in {**parts_of_all, "all": trained | measured}.items():
@@ -396,15 +397,9 @@ def summarise_trials(results: Sequence[dict[str, Any]], search: bool, facts: dic
     }
 
 
-def _trial_identity(args: FineTuningArguments, decides: dict[str, Any]) -> RunIdentity:
-    if not args.do_train:  # no argument of an optimizer decides what a model answers
-        return RunIdentity({"do_train": False} | decides, {"num_train_epochs": 0})
-    return training_identity(args, {"do_train": True} | decides)
-
-
 def _job_identity(training: FineTuningArguments, decides: dict[str, Any]) -> RunIdentity:
     """The identity of a job's folder: of several trials it leaves out in what they differ."""
-    identity = _trial_identity(training, decides)
+    identity = training_identity(training, decides)
     if not training.search and training.seeds == 1:
         return identity
     differing = ("learning_rate", "global_batch_size") if training.search else ("seed",)
@@ -437,11 +432,9 @@ def _hold(
 def _evaluate(trainer: FineTuningTrainer, job: Job, parts: Sequence[str]) -> dict[str, float]:
     """What the model that is left measures on every evaluation part."""
     metrics: dict[str, float] = {}
-    state = trainer.state
-    is_last = not trainer.args.load_best_model_at_end or state.best_global_step == state.global_step
     for name in parts:
         prefix = "eval" if name == parts[0] else f"eval_{name.removeprefix('validation_')}"
-        known = trainer.last_evaluation() if name == parts[0] and is_last else None
+        known = trainer.last_evaluation() if name == parts[0] else None
         metrics |= known or trainer.evaluate(job.splits[name], metric_key_prefix=prefix)
         metrics[f"{prefix}_samples"] = len(job.splits[name])
     return {name: value for name, value in metrics.items() if name.startswith("eval_")}
@@ -459,8 +452,3 @@ def _report_trial(job: Job, trial: Trial, result: dict[str, Any], arguments: dic
         shutil.rmtree(state)
     shown = ", ".join(f"{name} {result[f'eval_{name}']:.4f}" for name in job.shown)
     logger.info("%s, %s: %s (%.0f s). In %s.", job.title, trial.name, shown, result["seconds"], folder)
-
-
-def _without_infinite(entry: dict[str, Any]) -> dict[str, Any]:
-    """An entry of the log without norms of gradients that half precision could not hold."""
-    return {key: value for key, value in entry.items() if not isinstance(value, float) or math.isfinite(value)}

@@ -93,10 +93,6 @@ class CheckpointArguments(_OriginArguments):
         default=False, metadata={"help": "Start with a new head where the checkpoint's has another number of labels."}
     )
 
-    def paths(self) -> list[str]:
-        """What is read: folders, or names on the Hub."""
-        return [self.model_name_or_path, *filter(None, [self.tokenizer_name])]
-
 
 @dataclass
 class LoraArguments:
@@ -343,11 +339,27 @@ def add_lora(model: PreTrainedModel, arguments: LoraArguments, revision: str = "
     return adapted
 
 
+def load_trained_config(arguments: CheckpointArguments) -> PreTrainedConfig:
+    """
+    The configuration of a fine-tuned checkpoint; of an adapter, that of the model it was trained in.
+
+    Raises:
+        UserError: if there is none.
+    """
+    name, revision = arguments.model_name_or_path, arguments.model_revision
+    try:
+        if find_adapter_config_file(name, revision=revision) is None:
+            return AutoConfig.from_pretrained(name, **arguments.hub_options)
+        return AutoConfig.from_pretrained(str(cached_file(name, _ADAPTED_CONFIG, revision=revision)))
+    except (OSError, ValueError) as error:
+        raise UserError(f"The checkpoint {name} cannot be loaded: {one_line(error)}") from error
+
+
 def _load_adapted(arguments: CheckpointArguments, labels: Sequence[str]) -> PreTrainedModel:
     """Load an adapter into its checkpoint, made as long and with the classes that it was trained with."""
     peft, name, revision = _import_peft(), arguments.model_name_or_path, arguments.model_revision
     adapter = peft.PeftConfig.from_pretrained(name, revision=revision)
-    config = AutoConfig.from_pretrained(str(cached_file(name, _ADAPTED_CONFIG, revision=revision)))
+    config = load_trained_config(arguments)
     words = list(config.id2label.values())
     _check_labels(words, labels, f"The adapter {name}")
     base = replace(arguments, model_revision=adapter.revision or "main", ignore_mismatched_sizes=True)
@@ -433,7 +445,7 @@ def _named_config(arguments: ModelArguments) -> PreTrainedConfig:
         return load_preset(arguments.config_name)
     try:
         return AutoConfig.from_pretrained(arguments.config_name, trust_remote_code=arguments.trust_remote_code)
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise UserError(
             f"--config_name {arguments.config_name} is neither a preset ({', '.join(available_presets())}) nor a "
             "configuration file, folder or name on the Hub that can be reached."

@@ -8,6 +8,7 @@ is started again, and it may be made longer.
 import glob
 import json
 import logging
+import os
 import re
 import shutil
 from collections.abc import Iterable, Iterator
@@ -134,8 +135,10 @@ def check_run_folder(
         state = "finished"
     if not overwrite or state in ("new", "resumed"):
         return state
-    needed = [Path.cwd(), *(Path(path) for name in inputs for path in glob.glob(name, recursive=True) or [name])]
-    for path in needed:
+    # A data set may be written path:config.
+    names = [os.path.expanduser(name) for word in inputs for name in (word, word.partition(":")[0]) if name]
+    paths = [path for name in names for path in (name, *glob.glob(name, recursive=True))]
+    for path in (Path.cwd(), *map(Path, paths)):
         if path.exists() and path.resolve().is_relative_to(folder.resolve()):
             raise UserError(f"--overwrite would delete {path}, which this run needs; choose another --output_dir.")
     return "new"
@@ -189,8 +192,9 @@ def claim_run_folder(
         try:
             yield state
         except UserError:
-            # Runs in folders of this one are its work, too.
-            if state == "new" and find_checkpoint(folder) is None and not any(folder.glob(f"*/{RUN_FILE}")):
+            # What is finished stays, and so do runs in folders of this one, which are its work.
+            done = [find_checkpoint(folder), *folder.glob(METRICS_FILE), *folder.glob(f"*/{RUN_FILE}")]
+            if state == "new" and not any(done):
                 _empty(folder)
                 (folder / ".lock").unlink(missing_ok=True)
                 if not existed:

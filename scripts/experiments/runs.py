@@ -1,5 +1,6 @@
 """Tables of runs: every line of a file a row, every run a child process, resumed where it was left."""
 
+import glob
 import hashlib
 import shlex
 import subprocess
@@ -34,8 +35,10 @@ class Run:
 
     @property
     def mark(self) -> str:
-        """What the log of a finished run ends with: a digest of its arguments and of when files they name changed."""
-        state = [self.arguments, [Path(path).stat().st_mtime_ns for path in self.arguments if Path(path).exists()]]
+        """What the log of a finished run ends with: a digest of its arguments and of when what they name changed."""
+        named = [path for argument in self.arguments for path in glob.glob(argument.rpartition("=")[2])]
+        files = [file for path in map(Path, named) for file in (path, *sorted(path.rglob("*")))]
+        state = [self.arguments, [(str(file), file.stat().st_mtime_ns) for file in files if file.is_file()]]
         return hashlib.sha256(repr(state).encode()).hexdigest()[:16]
 
 

@@ -47,8 +47,16 @@ _DECISIVE = (
     "train_sampling_strategy",
     "dataloader_drop_last",
     "load_best_model_at_end",
-    "metric_for_best_model",
     "early_stopping_patience",
+)
+_DECISIVE_FOR_THE_BEST = (
+    "metric_for_best_model",
+    "greater_is_better",
+    "eval_strategy",
+    "eval_steps",
+    "eval_delay",
+    "save_strategy",
+    "save_steps",
 )
 # Files of a run that say where things lie on the machine it was made on.
 _LOCAL_FILES = [
@@ -139,18 +147,20 @@ def training_identity(training: TrainingArguments, decides: dict[str, Any]) -> R
     """
     The identity of a run: what the Trainer's arguments decide, and `decides` (data, model).
 
-    Evaluation and saving belong to it where the best checkpoint is kept, and not else.
+    Evaluation and saving belong to it where the best checkpoint is kept, and not else; where nothing is trained no
+    argument of an optimizer decides what a model answers.
     """
-    values = {name: getattr(training, name) for name in _DECISIVE if hasattr(training, name)}
+    precision = "bfloat16" if training.bf16 else "float16" if training.fp16 else "float32"
+    if not training.do_train:
+        return RunIdentity({"do_train": False} | decides, {"num_train_epochs": 0}, precision)
+    names = [*_DECISIVE, *(_DECISIVE_FOR_THE_BEST if training.load_best_model_at_end else ())]
+    values = {name: getattr(training, name) for name in names if hasattr(training, name)}
+    values = {name: getattr(value, "value", value) for name, value in values.items()}
     values["global_batch_size"] = (
         training.train_batch_size * training.world_size * training.gradient_accumulation_steps
     )
-    if training.load_best_model_at_end:
-        values |= {name: getattr(training, name) for name in ("eval_strategy", "eval_steps")}
-    values = {name: getattr(value, "value", value) for name, value in values.items()}
     length = {"max_steps": training.max_steps, "num_train_epochs": training.num_train_epochs}
-    precision = "bfloat16" if training.bf16 else "float16" if training.fp16 else "float32"
-    return RunIdentity(values | decides, length, precision)
+    return RunIdentity({"do_train": True} | values | decides, length, precision)
 
 
 def accumulation_steps(training: TrainingArguments, global_batch_size: int) -> int:
@@ -280,11 +290,20 @@ class ExperimentTrainer(Trainer):
             super()._run_epoch(*args, **kwargs)
 
     def last_evaluation(self) -> dict[str, float] | None:
-        """What was measured behind the last step, if there was an evaluation; so that none is made twice."""
+        """What was measured of the model that is left, if that was done behind the last step: not to do it twice."""
+        if self.args.load_best_model_at_end and self.state.best_global_step != self.state.global_step:
+            return None
         for entry in reversed(self.state.log_history):
             if "eval_loss" in entry:
                 return dict(entry) if entry["step"] == self.state.global_step else None
         return None
+
+    def history(self) -> list[dict[str, float]]:
+        """The log, without norms of gradients that half precision could not hold."""
+        return [
+            {key: value for key, value in entry.items() if not isinstance(value, float) or math.isfinite(value)}
+            for entry in self.state.log_history
+        ]
 
     def _share_buffers(self) -> None:
         """

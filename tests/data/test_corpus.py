@@ -197,17 +197,6 @@ def test_the_fingerprint_of_a_corpus_follows_all_of_its_text(tmp_path):
     assert fingerprint("here") == fingerprint("there")
 
 
-def test_the_files_of_a_corpus_are_listed(tmp_path):
-    folder = str(tmp_path / "folder")
-    files = [write(tmp_path / name, "balan") for name in ("folder/train.txt", "a.txt", "b[1].txt", "c.txt")]
-    arguments = CorpusArguments(
-        datasets=[f"{folder}:default", "owner/name"],
-        train_file=[str(tmp_path / "[ac].txt"), files[2]],
-        validation_file=[str(tmp_path / "missing.txt")],
-    )
-    assert sorted(arguments.files()) == sorted([folder, *files[1:]])
-
-
 def test_fingerprints_follow_the_content_of_files(tmp_path):
     text = "balan\n\ncomer\n\ndunit"
 

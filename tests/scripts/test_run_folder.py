@@ -88,7 +88,13 @@ def test_overwriting_never_deletes_what_is_read(tmp_path, monkeypatch):
     finish(folder, identity())
     corpus = folder / "corpus.txt"
     corpus.write_text("precious")
-    for inputs in ([str(corpus)], [str(folder / "*.txt")], [str(folder)]):
+    (tmp_path / "link").symlink_to(folder)
+    for inputs in (
+        [str(corpus)],
+        [str(folder / "*.txt")],
+        [f"{folder}:default"],
+        [str(tmp_path / "link" / "corpus.txt")],
+    ):
         with pytest.raises(UserError, match=r"would delete .*, which this run needs"):
             check_run_folder(folder, identity(seed=2), True, inputs)
     monkeypatch.chdir(folder)

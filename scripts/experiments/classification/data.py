@@ -265,7 +265,8 @@ def _cut(part: Part, column: str, tokenizer: PreTrainedTokenizerBase, arguments:
     length, limit = arguments.excerpt_length or 0, arguments.max_excerpts_per_document
     pieces = cut_excerpts(part.rows[column], tokenizer, length, limit)
     documents = [document for document, texts in enumerate(pieces) for _ in texts]
-    rows = part.rows.remove_columns(column).select(documents)
+    taken = [column, *({"excerpt"} & set(part.rows.column_names))]
+    rows = part.rows.remove_columns(taken).select(documents)
     rows = rows.add_column("excerpt", [number for texts in pieces for number in range(1, len(texts) + 1)])
     rows = rows.add_column(column, [text for texts in pieces for text in texts])
     labels = None if part.labels is None else [part.labels[document] for document in documents]

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from datasets import ClassLabel, Dataset
-from transformers import AutoConfig
 
-from experiments.arguments import UserError, one_line
+from experiments.arguments import UserError
 from experiments.models import CheckpointArguments
 
 
@@ -43,10 +42,7 @@ def format_names(names: Sequence[str], limit: int = 10) -> str:
 
 def checkpoint_problem(checkpoint: CheckpointArguments) -> Problem:
     """What a fine-tuned checkpoint predicts; labels without names of their own are called by their numbers."""
-    try:
-        config = AutoConfig.from_pretrained(checkpoint.model_name_or_path, **checkpoint.hub_options)
-    except (OSError, ValueError) as error:
-        raise UserError(f"{checkpoint.model_name_or_path} cannot be loaded: {one_line(error)}") from error
+    config = load_trained_config(checkpoint)
     names = [str(name).removeprefix("LABEL_") for name in config.id2label.values()]
     kind = config.problem_type or (REGRESSION if len(names) == 1 else SINGLE)
     return Problem(kind, () if kind == REGRESSION else tuple(names))

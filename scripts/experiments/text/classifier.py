@@ -20,7 +20,8 @@ def load_text_tokenizer(checkpoint: CheckpointArguments) -> PreTrainedTokenizerB
         UserError: if it cannot be loaded, or has no token that can fill batches.
     """
     name = checkpoint.tokenizer_name or checkpoint.model_name_or_path
-    tokenizer: Any = load_tokenizer(name, checkpoint.trust_remote_code, (), checkpoint.model_revision)
+    revision = "main" if checkpoint.tokenizer_name else checkpoint.model_revision
+    tokenizer: Any = load_tokenizer(name, checkpoint.trust_remote_code, (), revision)
     if tokenizer.pad_token is None:
         if tokenizer.eos_token is None:
             raise UserError(f"The tokenizer {name} has no pad token, which batches need; give another one.")
@@ -69,8 +70,10 @@ def make_collator(
 
 def checkpoint_identity(checkpoint: CheckpointArguments, lora: LoraArguments) -> dict[str, Any]:
     """What decides a result of where training starts and what is trained, for a run's identity."""
-    names = {"checkpoint": checkpoint.model_name_or_path, "tokenizer": checkpoint.tokenizer_name}
-    prints = {key: name and fingerprint_checkpoint(name, checkpoint.model_revision) for key, name in names.items()}
+    prints = {
+        "checkpoint": fingerprint_checkpoint(checkpoint.model_name_or_path, checkpoint.model_revision),
+        "tokenizer": checkpoint.tokenizer_name and fingerprint_checkpoint(checkpoint.tokenizer_name, "main"),
+    }
     return prints | {"config_overrides": checkpoint.config_overrides, "lora": vars(lora) if lora.lora else None}
 
 

@@ -125,13 +125,6 @@ class CorpusArguments:
         if not all(0 < probability < float("inf") for probability in probabilities):
             raise UserError(f"--probabilities must be positive numbers, not {probabilities}.")
 
-    def files(self) -> list[str]:
-        """The local files and folders that are read, as far as they are there."""
-        folders = [name.partition(":")[0] for name in self.datasets or []]
-        names = map(os.path.expanduser, [*folders, *(self.train_file or []), *(self.validation_file or [])])
-        paths = [path for name in names for path in (name, *glob.glob(name, recursive=True))]
-        return [path for path in dict.fromkeys(paths) if os.path.exists(path)]
-
 
 @dataclass(frozen=True)
 class Corpus:

@@ -204,4 +204,8 @@ class MaskedLMTrainer(ExperimentTrainer):
         finally:
             self.compute_metrics, self.preprocess_logits_for_metrics = kept
         order = np.asarray(output.label_ids).tolist()  # which groups by length where training does
-        return np.asarray(output.predictions)[[order.index(labels) for labels in dataset["labels"]]]
+        places = []
+        for labels in dataset["labels"]:
+            places.append(order.index(labels))
+            order[places[-1]] = None  # another row may have the same word at the same place
+        return np.asarray(output.predictions)[places]
