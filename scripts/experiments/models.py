@@ -360,7 +360,7 @@ def _load_adapted(arguments: CheckpointArguments, labels: Sequence[str]) -> PreT
     peft, name, revision = _import_peft(), arguments.model_name_or_path, arguments.model_revision
     adapter = peft.PeftConfig.from_pretrained(name, revision=revision)
     config = load_trained_config(arguments)
-    words = list(config.id2label.values())
+    words = list((config.id2label or {}).values())
     _check_labels(words, labels, f"The adapter {name}")
     base = replace(arguments, model_revision=adapter.revision or "main", ignore_mismatched_sizes=True)
     base.model_name_or_path = adapter.base_model_name_or_path

@@ -89,14 +89,9 @@ def test_overwriting_never_deletes_what_is_read(tmp_path, monkeypatch):
     corpus = folder / "corpus.txt"
     corpus.write_text("precious")
     (tmp_path / "link").symlink_to(folder)
-    for inputs in (
-        [str(corpus)],
-        [str(folder / "*.txt")],
-        [f"{folder}:default"],
-        [str(tmp_path / "link" / "corpus.txt")],
-    ):
+    for inputs in (corpus, folder / "*.txt", f"{folder}:default", tmp_path / "link" / "corpus.txt"):
         with pytest.raises(UserError, match=r"would delete .*, which this run needs"):
-            check_run_folder(folder, identity(seed=2), True, inputs)
+            check_run_folder(folder, identity(seed=2), True, [str(inputs)])
     monkeypatch.chdir(folder)
     with pytest.raises(UserError, match="would delete"):
         check_run_folder(folder, identity(seed=2), True)

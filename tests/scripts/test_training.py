@@ -97,8 +97,8 @@ def test_the_last_evaluation_is_not_made_twice(tmp_path):
 )
 def test_what_does_not_decide_the_result_may_change(tmp_path, flags):
     steps = ["--max_steps", "50"] if "--max_steps" not in flags else []
-    first = training_identity(arguments(tmp_path, "--max_steps", "50"), {"data": "abc"})
-    second = training_identity(arguments(tmp_path, *steps, *flags), {"data": "abc"})
+    first = training_identity(arguments(tmp_path, "--do_train", "--max_steps", "50"), {"data": "abc"})
+    second = training_identity(arguments(tmp_path, "--do_train", *steps, *flags), {"data": "abc"})
     assert first.decides == second.decides
     assert folder_state(tmp_path, second) == "new"
 
@@ -118,9 +118,19 @@ def test_what_does_not_decide_the_result_may_change(tmp_path, flags):
     ids=lambda flags: flags[0],
 )
 def test_what_decides_the_result_makes_another_run(tmp_path, flags):
-    first = training_identity(arguments(tmp_path), {"data": "abc"})
-    assert first.decides != training_identity(arguments(tmp_path, *flags), {"data": "abc"}).decides
-    assert first.decides != training_identity(arguments(tmp_path), {"data": "xyz"}).decides
+    first = training_identity(arguments(tmp_path, "--do_train"), {"data": "abc"})
+    assert first.decides != training_identity(arguments(tmp_path, "--do_train", *flags), {"data": "abc"}).decides
+    assert first.decides != training_identity(arguments(tmp_path, "--do_train"), {"data": "xyz"}).decides
+    # Of an evaluation alone it decides nothing.
+    evaluation = training_identity(arguments(tmp_path), {"data": "abc"})
+    assert evaluation == training_identity(arguments(tmp_path, *flags), {"data": "abc"})
+
+
+@pytest.mark.parametrize("flags", [["--greater_is_better", "true"], ["--eval_steps", "50", "--save_steps", "50"]])
+def test_what_decides_which_checkpoint_is_kept_decides_the_result(tmp_path, flags):
+    best = ["--do_train", "--load_best_model_at_end", "--eval_strategy", "steps", "--save_strategy", "steps"]
+    first = training_identity(arguments(tmp_path, *best), {})
+    assert first.decides != training_identity(arguments(tmp_path, *best, *flags), {}).decides
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import Any
 from datasets import ClassLabel, Dataset
 
 from experiments.arguments import UserError
-from experiments.models import CheckpointArguments
+from experiments.models import CheckpointArguments, load_trained_config
 
 
 SINGLE, MULTI, REGRESSION = "single_label_classification", "multi_label_classification", "regression"
@@ -43,7 +43,7 @@ def format_names(names: Sequence[str], limit: int = 10) -> str:
 def checkpoint_problem(checkpoint: CheckpointArguments) -> Problem:
     """What a fine-tuned checkpoint predicts; labels without names of their own are called by their numbers."""
     config = load_trained_config(checkpoint)
-    names = [str(name).removeprefix("LABEL_") for name in config.id2label.values()]
+    names = [str(name).removeprefix("LABEL_") for name in (config.id2label or {}).values()]
     kind = config.problem_type or (REGRESSION if len(names) == 1 else SINGLE)
     return Problem(kind, () if kind == REGRESSION else tuple(names))
 
