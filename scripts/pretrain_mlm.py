@@ -80,7 +80,6 @@ def main() -> None:
     corpus = load_corpus(corpus_arguments)
     announce(
         recipe=describe_recipe(command.recipes, training),
-        text=corpus.description,
         devices=describe_devices(training),
         **({"note": " ".join(command.notes)} if command.notes else {}),
     )

@@ -8,6 +8,8 @@ from typing import Any
 import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
+from experiments.results import format_table
+
 
 _CARD = """---
 {card_data}
@@ -144,6 +146,5 @@ def portable_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
 def format_scores(rows: Mapping[str, Mapping[str, str]]) -> str:
     """A small Markdown table: a row for each entry, a column for each of its values."""
     names = list(dict.fromkeys(name for values in rows.values() for name in values))
-    lines = [f"| | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|"]
-    lines += [f"| {title} | {' | '.join(values.get(name, '') for name in names)} |" for title, values in rows.items()]
-    return "\n".join(lines)
+    cells = [[title, *(values.get(name, "") for name in names)] for title, values in rows.items()]
+    return "\n".join(format_table(["", *names], cells))

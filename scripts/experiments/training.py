@@ -20,7 +20,7 @@ from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainingArgu
 from transformers.integrations import get_reporting_integration_callbacks
 from transformers.trainer_utils import EvalLoopOutput, HubStrategy
 
-from experiments.arguments import UserError, one_line
+from experiments.arguments import ROOT, UserError, one_line
 from experiments.run_folder import ARGUMENTS_FILE, RUN_FILE, RunIdentity
 
 
@@ -194,7 +194,7 @@ def describe_model(model: PreTrainedModel, origin: str) -> str:
 
 def describe_recipe(recipes: list[str], training: TrainingArguments) -> str:
     """Words for [`announce`]: the recipes, and the values that matter most."""
-    names = ", ".join(recipes) or "no recipe"
+    names = ", ".join(path.removeprefix(f"{ROOT}/") for path in recipes) or "no recipe"
     schedule = getattr(training.lr_scheduler_type, "value", training.lr_scheduler_type)
     return f"{names}; learning rate {training.learning_rate:g} ({schedule}), seed {training.seed}"
 

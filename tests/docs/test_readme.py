@@ -77,9 +77,10 @@ def run_script(command, folder, *more):
 def test_the_five_steps_and_every_block_of_python(tmp_path):
     guide = README[README.index("## From nothing to a model of your own") : README.index("## Use")]
     (texts, _), *_ = re.findall(r"```python\n(.*?)```()", guide, re.DOTALL)
+    (tmp_path / "runs").mkdir()
     assert run_blocks([("texts", texts)], tmp_path).returncode == 0
     quick = "accelerate launch scripts/pretrain_mlm.py --recipe configuration/pretrain/quickstart.yaml"
-    text = ["--train_file", "docstrings.txt", "--vocab_size", "1000", "--per_device_train_batch_size", "2"]
+    text = ["--train_file", "runs/texts.txt", "--vocab_size", "1000", "--per_device_train_batch_size", "2"]
     short = ["--max_steps", "2", "--max_eval_samples", "4"]
     run_script(quick, tmp_path, *text, *short)
     commands = re.findall(r"^accelerate launch scripts/.*$", guide, re.MULTILINE)

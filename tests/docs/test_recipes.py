@@ -171,7 +171,7 @@ def test_rows_of_the_pretraining_table_are_alike():
     assert configs["ModernBERT"].layer_types == ["full_attention", "sliding_attention"]
 
 
-@pytest.mark.parametrize(("argv", "steps"), [([], 500), (["--seed", "4"], 1_000_000)])
+@pytest.mark.parametrize(("argv", "steps"), [([], 2000), (["--seed", "4"], 1_000_000)])
 def test_the_quick_start_is_for_a_command_without_arguments(monkeypatch, argv, steps):
     def prepare(training, given):
         assert training.max_steps == steps

@@ -193,9 +193,9 @@ def test_the_first_lines_say_what_runs(tmp_path, recipe, monkeypatch, caplog):
     caplog.set_level("INFO")
     run(monkeypatch, "--recipe", recipe)
     said = "\n".join(record.getMessage() for record in caplog.records)
-    starts = [f"\n{said}".index(f"\n{name}:") for name in ("Recipe", "Text", "Devices", "Model", "Data", "Steps")]
+    starts = [f"\n{said}".index(f"\n{name}:") for name in ("Recipe", "Devices", "Model", "Data", "Steps")]
     assert starts == sorted(starts)
-    assert starts[2] < said.index("Trained") < starts[3]
+    assert starts[1] < said.index("Trained") < starts[2]
     assert f"{metrics_of(tmp_path / 'run')['parameters']:,} parameters" in said
     assert "recipe.yaml" in said
     assert "4 of 8 sequences" in said
