@@ -109,11 +109,9 @@ def prepare(training: RunArguments, given: dict[str, Any]) -> None:
     """
     logging.basicConfig(format="%(message)s", level=logging.INFO if training.should_log else logging.WARNING)
     logging.getLogger("httpx").setLevel(logging.WARNING)
-    if training.disable_tqdm or not training.should_log or not sys.stderr.isatty():
-        # In a log file every step of a bar would be a line.
-        training.disable_tqdm = True
-        datasets.disable_progress_bars()
-        transformers.utils.logging.disable_progress_bar()
+    training.disable_tqdm = training.disable_tqdm or not training.should_log or not sys.stderr.isatty()
+    if training.disable_tqdm:
+        silence_bars()
     if not any(given.get(stage) for stage in STAGES):
         training.do_train = training.do_eval = True
     elif not given.get("do_eval"):
@@ -179,6 +177,12 @@ def accumulation_steps(training: TrainingArguments, global_batch_size: int) -> i
             f"{training.per_device_train_batch_size} read at once; change one of the two."
         )
     return steps
+
+
+def silence_bars() -> None:
+    """Stop the libraries' bars, of which every step would be a line in a log file."""
+    datasets.disable_progress_bars()
+    transformers.utils.logging.disable_progress_bar()
 
 
 def announce(**facts: str) -> None:

@@ -1,5 +1,6 @@
 """What a pre-trained SKTformer loses when it is lengthened, without further training."""
 
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import gettempdir
@@ -14,6 +15,7 @@ from experiments.text.blocks import MASKED_LM_TOKENS
 from experiments.text.corpus import CorpusArguments, load_corpus
 from experiments.text.masked_lm import MaskedLMTrainer, MaskingCollator, mask_once
 from experiments.text.packing import mix_blocks, prepare_blocks
+from experiments.training import silence_bars
 from modeling_sktformer import SKTformerForMaskedLM
 
 
@@ -42,6 +44,8 @@ def analyze(
     Raises:
         UserError: if the checkpoint cannot be loaded or is of another architecture, or there is no evaluation text.
     """
+    if not sys.stderr.isatty():
+        silence_bars()
     name = arguments.model_name_or_path
     tokenizer = load_tokenizer(name, False, MASKED_LM_TOKENS)
     model = build_masked_lm(ModelArguments(model_name_or_path=name), tokenizer, 3, seed=0)
