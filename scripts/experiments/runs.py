@@ -36,7 +36,8 @@ class Run:
     @property
     def mark(self) -> str:
         """What the log of a finished run ends with: a digest of its arguments and of when what they name changed."""
-        named = [path for argument in self.arguments for path in glob.glob(argument.rpartition("=")[2])]
+        words = [word.rpartition("=")[2] for word in self.arguments if not word.startswith("--cache_dir=")]
+        named = [path for word in words for path in glob.glob(word)]
         files = [file for path in map(Path, named) for file in (path, *sorted(path.rglob("*")))]
         state = [self.arguments, [(str(file), file.stat().st_mtime_ns) for file in files if file.is_file()]]
         return hashlib.sha256(repr(state).encode()).hexdigest()[:16]
