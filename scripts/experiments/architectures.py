@@ -57,6 +57,7 @@ def resize_config(model_type: str, sizes: PreTrainedConfig) -> PreTrainedConfig:
 
 def _takes(config: PreTrainedConfig, name: str, value: Any) -> bool:
     """Whether a configuration has a field that can be set to a value, which this does."""
+    # Fields refuse in many ways: a depth that follows from other fields, as Funnel's, is not implemented to be set.
     try:
         if hasattr(config, name):
             setattr(config, name, value)

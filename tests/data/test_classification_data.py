@@ -307,6 +307,12 @@ def test_excerpts_keep_their_document_and_its_columns(write, load):
     assert data.held_out.startswith("2 of 10 documents")
 
 
+def test_excerpts_may_be_cut_from_a_table_that_numbers_some_already(write, load):
+    rows = [{"text": " ".join(WORDS * 8), "label": label, "excerpt": 7} for label in "ab" for _ in range(5)]
+    data = load(train_file=write(rows), text_column="text", excerpt_length=10, max_excerpts_per_document=3)
+    assert list(data.parts["train"].rows["excerpt"]) == [1, 2, 3] * 8
+
+
 def test_limits_take_examples_from_all_over(write, load):
     path = write(rows_of(["a"] * 20 + ["b"] * 20))
     data = load(train_file=path, validation_file=path, max_train_samples=4, max_eval_samples=2)

@@ -307,6 +307,15 @@ def test_a_search_keeps_all_results_and_the_best_weights(tmp_path):
     ).items()
 
 
+def test_a_search_may_have_a_grid_of_one_cell(tmp_path):
+    grid = {"search_epochs": [1], "search_learning_rates": [1e-1], "search_batch_sizes": [8]}
+    metrics = run(tmp_path / "run", search=True, max_steps=-1, **grid)
+    assert len(metrics["scores"]) == 1
+    before = files_below(best_trial(tmp_path / "run"))
+    assert run(tmp_path / "run", search=True, max_steps=-1, **grid) is None  # finished
+    assert files_below(best_trial(tmp_path / "run")) == before
+
+
 def test_a_run_that_is_cut_short_ends_as_if_it_had_not_been(tmp_path, monkeypatch, cut):
     whole = run(tmp_path / "whole", seeds=2)
     cut(3, seed=4)

@@ -277,6 +277,9 @@ def test_adapters_are_trained_and_predict(run, files):
     assert (folder / "adapter_model.safetensors").is_file()
     results = json.loads((folder / "report.json").read_text())
     assert results["validation, this model"]["accuracy"] == read_metrics(folder)["eval_accuracy"]
+    alone = folder.with_name("alone")
+    run("--test_file", files / "test.csv", "--do_predict", "--output_dir", alone, model=folder)
+    assert read_table(alone / "predictions.csv") == read_table(folder / "predictions.csv")
 
 
 def test_several_seeds_predict_with_the_best(run, files):

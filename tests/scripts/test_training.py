@@ -126,6 +126,21 @@ def test_what_decides_the_result_makes_another_run(tmp_path, flags):
     assert evaluation == training_identity(arguments(tmp_path, *flags), {"data": "abc"})
 
 
+def test_the_history_is_json_where_half_precision_overflowed(tmp_path):
+    trainer = train(arguments(tmp_path, "--max_steps", "2", "--logging_steps", "1"))
+    trainer.state.log_history[0]["grad_norm"] = math.inf
+    assert "grad_norm" not in trainer.history()[0]
+    assert trainer.history()[0]["loss"] == trainer.state.log_history[0]["loss"]
+
+
+def test_the_last_evaluation_is_not_taken_for_the_best_model_s(tmp_path):
+    trainer = train(arguments(tmp_path, "--max_steps", "4", "--eval_strategy", "steps", "--eval_steps", "2"))
+    trainer.args.load_best_model_at_end, trainer.state.best_global_step = True, 2
+    assert trainer.last_evaluation() is None
+    trainer.state.best_global_step = 4
+    assert trainer.last_evaluation()["step"] == 4
+
+
 @pytest.mark.parametrize("flags", [["--greater_is_better", "true"], ["--eval_steps", "50", "--save_steps", "50"]])
 def test_what_decides_which_checkpoint_is_kept_decides_the_result(tmp_path, flags):
     best = ["--do_train", "--load_best_model_at_end", "--eval_strategy", "steps", "--save_strategy", "steps"]
