@@ -30,13 +30,14 @@ from transformers.pytorch_utils import apply_chunking_to_forward
 from transformers.utils.generic import can_return_tuple
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
-from .attention import SkeletonAttention, draw_permutation, resize_order
-from .chunked_feed_forward import FeedForward, chunked_feed_forward, is_chunking_faster
+from .attention import SkeletonAttention
+from .circle import Circle, choose_circle
 from .configuration_sktformer import SKTformerConfig
-from .dropout import Dropout
+from .lengthening import extend_positions, resize_order
 from .losses import IGNORE_INDEX, classification_loss, cross_entropy
-from .plain_modules import is_plain
-from .smoothing import FourierConvolution, PositionBatchNorm, Smoother, extend_positions
+from .position_batch_norm import PositionBatchNorm
+from .sequences import Landmarks, Sequences, draw_permutation, select_landmarks
+from .smoothing import FourierConvolution, Smoother
 
 
 AUTO_MAP = {
@@ -59,7 +60,7 @@ class SKTformerEmbeddings(nn.Module):
         self.position_embeddings = nn.Embedding(config.max_position_embeddings, config.hidden_size)
         self.token_type_embeddings = nn.Embedding(config.type_vocab_size, config.hidden_size)
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        self.dropout = Dropout(config.hidden_dropout_prob)
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
     def forward(
         self,
@@ -86,15 +87,15 @@ class SKTformerMLP(nn.Module):
     def __init__(self, config: SKTformerConfig):
         super().__init__()
         self.chunk_size = config.chunk_size_feed_forward
-        self.intermediate = nn.Linear(config.hidden_size, config.intermediate_size)
+        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size)
         self.activation = ACT2FN[config.hidden_act]
-        self.output = nn.Linear(config.intermediate_size, config.hidden_size)
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         return apply_chunking_to_forward(self._forward_chunk, self.chunk_size, 1, hidden_states)
 
     def _forward_chunk(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        return self.output(self.activation(self.intermediate(hidden_states)))
+        return self.down_proj(self.activation(self.up_proj(hidden_states)))
 
 
 class SKTformerLayer(GradientCheckpointingLayer):
@@ -112,22 +113,85 @@ class SKTformerLayer(GradientCheckpointingLayer):
         self.attention = SkeletonAttention(config, layer_idx)
         self.mlp_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.mlp = SKTformerMLP(config)
-        self.dropout = Dropout(config.hidden_dropout_prob)
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
-    def forward(self, hidden_states: torch.Tensor, token_mask: torch.Tensor | None) -> torch.Tensor:
+    def forward(
+        self, hidden_states: torch.Tensor, sequences: Sequences, circle: Circle, landmarks: Landmarks | None
+    ) -> torch.Tensor:
         attention_input = self.attention_norm(hidden_states)
         if self.smoother is not None:
-            attention_input = self.smoother(attention_input, token_mask)
-        attention_output, _ = self.attention(attention_input, token_mask)
-        return self._feed_forward(hidden_states + self.dropout(attention_output))
+            attention_input = self.smoother(attention_input, sequences, circle)
+        attention_output, _ = self.attention(attention_input, sequences, landmarks)
+        hidden_states = hidden_states + self.dropout(attention_output)
+        return hidden_states + self.dropout(self.mlp(self.mlp_norm(hidden_states)))
 
-    def _feed_forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        mlp = self.mlp
-        if is_plain(mlp, SKTformerMLP) and mlp.chunk_size == 0:
-            modules = FeedForward(self.mlp_norm, mlp.intermediate, mlp.activation, mlp.output, self.dropout)
-            if is_chunking_faster(hidden_states, modules):
-                return chunked_feed_forward(hidden_states, modules)
-        return hidden_states + self.dropout(mlp(self.mlp_norm(hidden_states)))
+
+class SKTformerEncoder(nn.Module):
+    """
+    The layers and a last layer norm, for sequences whose real tokens stand in front.
+
+    What all layers share is computed here, once: the landmarks, and how sequences are convolved. `landmark_order`
+    holds a permutation of the positions for each layer, drawn when the model is made and saved with the weights.
+
+    Args:
+        config ([`SKTformerConfig`]): Sizes and switches.
+    """
+
+    landmark_order: torch.Tensor
+
+    def __init__(self, config: SKTformerConfig):
+        super().__init__()
+        self.config = config
+        self.layers = nn.ModuleList(
+            [SKTformerLayer(config, layer_idx) for layer_idx in range(config.num_hidden_layers)]
+        )
+        self.final_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        if config.use_token_attention:
+            # Drawn on the CPU and copied to wherever the model is being built, the meta device included.
+            order = torch.empty(config.num_hidden_layers, config.max_position_embeddings, dtype=torch.long)
+            self.register_buffer("landmark_order", order.copy_(self.draw_landmark_order()))
+
+    def draw_landmark_order(self, new_num_positions: int | None = None) -> torch.Tensor:
+        """
+        Draw a permutation of the positions for each layer: those of a new model, or with `new_num_positions` those
+        that decide where new positions enter when a model is lengthened.
+        """
+        config, name, size = self.config, "landmark_order", self.config.max_position_embeddings
+        if new_num_positions is not None:
+            # A name of its own: a draw that begins like the one that is resized would not be independent of it.
+            name, size = f"landmark_order/{self.landmark_order.shape[1]}", new_num_positions
+        layers = range(config.num_hidden_layers)
+        return torch.stack([draw_permutation(size, config.landmark_seed, layer, name) for layer in layers])
+
+    def forward(self, hidden_states: torch.Tensor, token_mask: torch.Tensor | None) -> torch.Tensor:
+        """
+        Args:
+            hidden_states (`torch.Tensor` of shape `(batch_size, sequence_length, hidden_size)`):
+                Embedded tokens; what stands at padding has no influence.
+            token_mask (`torch.BoolTensor` of shape `(batch_size, sequence_length)`, *optional*):
+                True at real tokens, which stand before the padding. By default every token is real.
+
+        Returns:
+            `torch.Tensor` of the shape of `hidden_states`.
+        """
+        batch_size, length, _ = hidden_states.shape
+        sequences = Sequences.from_mask(length, token_mask, hidden_states.dtype)
+        dtype = torch.promote_types(hidden_states.dtype, torch.float32)
+        circle = choose_circle(self.config, batch_size, sequences, dtype, hidden_states.device)
+        landmarks: list[Landmarks] | list[None] = [None] * len(self.layers)
+        if self.config.use_token_attention:
+            landmarks = select_landmarks(self.landmark_order, self.config.num_landmark_tokens, sequences)
+        for layer, of_layer in zip(self.layers, landmarks, strict=True):
+            hidden_states = layer(hidden_states, sequences, circle, of_layer)
+        return self.final_norm(hidden_states)
+
+    @torch.no_grad()
+    def resize(self, new_num_positions: int) -> None:
+        """Change the number of positions that landmarks are drawn from, see [`~lengthening.resize_order`]."""
+        if self.config.use_token_attention:
+            drawn = self.draw_landmark_order(new_num_positions)
+            orders = zip(self.landmark_order, drawn, strict=True)
+            self.landmark_order = torch.stack([resize_order(order, new_num_positions, new) for order, new in orders])
 
 
 class SKTformerPreTrainedModel(PreTrainedModel):
@@ -167,12 +231,10 @@ class SKTformerPreTrainedModel(PreTrainedModel):
             init.zeros_(module.bias)
             init.zeros_(module.running_mean)
             init.ones_(module.running_var)
-        elif isinstance(module, SkeletonAttention):
-            for name in ("landmark_order", "landmark_features"):
-                order = getattr(module, name, None)
-                if order is not None:
-                    drawn = draw_permutation(order.numel(), self.config.landmark_seed, module.layer_idx, name)
-                    init.copy_(order, drawn)
+        elif isinstance(module, SkeletonAttention) and self.config.use_feature_attention:
+            init.copy_(module.landmark_features, module.draw_landmark_features())
+        elif isinstance(module, SKTformerEncoder) and self.config.use_token_attention:
+            init.copy_(module.landmark_order, module.draw_landmark_order())
 
     def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
         """
@@ -257,13 +319,8 @@ class SKTformerPreTrainedModel(PreTrainedModel):
                 module.resize(new_num_position_embeddings)
             elif isinstance(module, PositionBatchNorm):
                 module.resize(new_num_position_embeddings, extension)
-            elif isinstance(module, SkeletonAttention) and module.use_token_attention:
-                # A name of its own: a draw that begins like the one that is resized would not be independent of it.
-                name = f"landmark_order/{module.landmark_order.numel()}"
-                drawn = draw_permutation(
-                    new_num_position_embeddings, self.config.landmark_seed, module.layer_idx, name
-                )
-                module.landmark_order = resize_order(module.landmark_order, new_num_position_embeddings, drawn)
+            elif isinstance(module, SKTformerEncoder):
+                module.resize(new_num_position_embeddings)
         shared_config = self.config
         for module in self.modules():
             if isinstance(module, PreTrainedModel) and module.config is shared_config:
@@ -292,10 +349,7 @@ class SKTformerModel(SKTformerPreTrainedModel):
     def __init__(self, config: SKTformerConfig):
         super().__init__(config)
         self.embeddings = SKTformerEmbeddings(config)
-        self.layers = nn.ModuleList(
-            [SKTformerLayer(config, layer_idx) for layer_idx in range(config.num_hidden_layers)]
-        )
-        self.final_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.encoder = SKTformerEncoder(config)
         self.gradient_checkpointing = False
         self.post_init()
 
@@ -370,9 +424,7 @@ class SKTformerModel(SKTformerPreTrainedModel):
     @capture_outputs
     def _encode(self, hidden_states: torch.Tensor, token_mask: torch.Tensor | None, **kwargs: Any) -> BaseModelOutput:
         """Run the stack on sequences whose real tokens stand in front."""
-        for layer in self.layers:
-            hidden_states = layer(hidden_states, token_mask)
-        return BaseModelOutput(last_hidden_state=self.final_norm(hidden_states))
+        return BaseModelOutput(last_hidden_state=self.encoder(hidden_states, token_mask))
 
     def _check_inputs(self, shape: torch.Size, attention_mask: torch.Tensor | None) -> None:
         length, longest = shape[1], self.config.max_position_embeddings
@@ -518,20 +570,23 @@ class SKTformerForMaskedLM(SKTformerPreTrainedModel):
         )
 
 
-class SKTformerPooler(nn.Module):
+class SKTformerClassificationHead(nn.Module):
     """
-    One vector for a sequence: its first real token or the mean of all (`classifier_pooling`), linear, tanh, dropout.
+    Scores of a sequence: its first real token or the mean of all (`classifier_pooling`), linear, tanh, dropout, linear.
+
+    It is called `classifier` in the models, which is what adapters' libraries train and save beside the adapter.
     """
 
-    def __init__(self, config: SKTformerConfig):
+    def __init__(self, config: SKTformerConfig, num_labels: int):
         super().__init__()
         self.pooling = config.classifier_pooling
         self.dense = nn.Linear(config.hidden_size, config.hidden_size)
         self.dropout = _build_classifier_dropout(config)
+        self.output = nn.Linear(config.hidden_size, num_labels)
 
     def forward(self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
         pooled = pool_tokens(hidden_states, attention_mask, self.pooling)
-        return self.dropout(torch.tanh(self.dense(pooled)))
+        return self.output(self.dropout(torch.tanh(self.dense(pooled))))
 
 
 def pool_tokens(hidden_states: torch.Tensor, attention_mask: torch.Tensor | None, pooling: str) -> torch.Tensor:
@@ -576,8 +631,7 @@ class SKTformerForSequenceClassification(SKTformerPreTrainedModel):
         super().__init__(config)
         self.num_labels = cast(int, config.num_labels)
         self.sktformer = SKTformerModel(config)
-        self.pooler = SKTformerPooler(config)
-        self.classifier = nn.Linear(config.hidden_size, self.num_labels)
+        self.classifier = SKTformerClassificationHead(config, self.num_labels)
         self.post_init()
 
     @can_return_tuple
@@ -614,7 +668,7 @@ class SKTformerForSequenceClassification(SKTformerPreTrainedModel):
             return_dict=True,
             **kwargs,
         )
-        logits = self.classifier(self.pooler(outputs.last_hidden_state, attention_mask))
+        logits = self.classifier(outputs.last_hidden_state, attention_mask)
         loss = None
         if labels is not None:
             problem_type = self.config.problem_type
@@ -766,8 +820,7 @@ class SKTformerForMultipleChoice(SKTformerPreTrainedModel):
     def __init__(self, config: SKTformerConfig):
         super().__init__(config)
         self.sktformer = SKTformerModel(config)
-        self.pooler = SKTformerPooler(config)
-        self.classifier = nn.Linear(config.hidden_size, 1)
+        self.classifier = SKTformerClassificationHead(config, 1)
         self.post_init()
 
     @can_return_tuple
@@ -806,7 +859,7 @@ class SKTformerForMultipleChoice(SKTformerPreTrainedModel):
             return_dict=True,
             **kwargs,
         )
-        scores = self.classifier(self.pooler(outputs.last_hidden_state, attention_mask))
+        scores = self.classifier(outputs.last_hidden_state, attention_mask)
         logits = scores.view(-1, num_choices)
         loss = None
         if labels is not None:

@@ -10,10 +10,7 @@ from modeling_sktformer import (
     SKTformerForTokenClassification,
     SKTformerModel,
     attention,
-    chunked_feed_forward,
-    folded_stem,
-    minimal_filtering,
-    smoothing,
+    circle,
 )
 from modeling_sktformer.smoothing import fourier_convolution
 from support.builders import MODELS, assert_equal, call, gradients, make_batch, make_model, token_outputs
@@ -86,20 +83,12 @@ def naive_loss_and_outputs(model, batch, training):
     return naive_cross_entropy(logits, labels["labels"].tolist()), logits
 
 
-@pytest.fixture(params=["direct", "fast", "fast and wide"], autouse=True)
-def fast_paths(request, monkeypatch) -> None:
-    """Every test with no fast path, with those of narrow models and with those of wide ones, whatever the sizes."""
-    fast, wide = request.param != "direct", request.param == "fast and wide"
-    monkeypatch.setattr(attention, "is_folding_cheaper", lambda *sizes: fast)
-    monkeypatch.setattr(smoothing, "MAX_NARROW_SIZE", 1000 if fast and not wide else 0)
-    monkeypatch.setattr(smoothing, "is_stem_folding_faster", lambda *sizes: wide)
-    monkeypatch.setattr(folded_stem, "BLOCK_VALUES", 100)
-    monkeypatch.setattr(smoothing, "is_minimal_filtering_faster", lambda columns, tokens, taps: wide and taps == 3)
-    monkeypatch.setattr(minimal_filtering, "CHUNK_VALUES", 40)
-    monkeypatch.setattr(chunked_feed_forward, "MIN_CHUNKS", 1 if fast else 10**9)
-    monkeypatch.setattr(chunked_feed_forward, "CHUNK_VALUES", 100)
-    monkeypatch.setattr(chunked_feed_forward, "MAX_NARROW_SIZE", 0 if wide else 1000)
-    monkeypatch.setattr(chunked_feed_forward, "MIN_CHUNK_TOKENS", 1)
+@pytest.fixture(params=["modules", "weights", "frequencies"], autouse=True)
+def form(request, monkeypatch) -> None:
+    """Every test in every form that the equations are computed in, whichever the sizes of the test make worth it."""
+    monkeypatch.setattr(attention, "are_plain_linear", lambda *modules: request.param != "modules")
+    folded = request.param == "frequencies"
+    monkeypatch.setattr(circle, "count_multiply_adds", lambda *sizes: (1, 0) if folded else (0, 1))
 
 
 @pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
@@ -161,7 +150,7 @@ def test_fourier_convolution_is_the_circular_sum(length, num_positions):
     inputs = torch.randn(2, length, 6, dtype=torch.float64, requires_grad=True)
     filter = torch.randn(6, num_positions // 2 + 1, 2, dtype=torch.float64, requires_grad=True)
     weight = torch.randn(2, length, 6, dtype=torch.float64)
-    outputs = fourier_convolution(inputs, filter, 3, num_positions).mT
+    outputs = fourier_convolution(inputs, filter, 3, num_positions)
     expected = torch.stack([naive_fourier_convolution(row, filter, 3, num_positions) for row in inputs])
     assert_equal(outputs, expected)
     for got, want in zip(
@@ -180,12 +169,13 @@ def test_attentions_are_the_token_branch():
     (attentions,) = output.attentions
     assert attentions.shape == (3, 2, 16, 5)
     inputs = [
-        naive_layer_norm(under(weights, "layers.0.attention_norm"), output.hidden_states[0][row, :length], 1e-5)
+        naive_layer_norm(under(weights, "encoder.layers.0.attention_norm"), output.hidden_states[0][row, :length], 1e-5)
         for row, length in enumerate([16, 9, 3])
     ]
-    smoothed = naive_smoother(under(weights, "layers.0.smoother"), model.config, inputs, training=False)
+    smoothed = naive_smoother(under(weights, "encoder.layers.0.smoother"), model.config, inputs, training=False)
     for row, states in enumerate(smoothed):
-        _, heads = naive_skeleton_attention(under(weights, "layers.0.attention"), model.config, states)
+        layer = {**under(weights, "encoder.layers.0.attention"), "landmark_order": weights["encoder.landmark_order"][0]}
+        _, heads = naive_skeleton_attention(layer, model.config, states)
         for head, expected in enumerate(heads):
             num_tokens, num_landmarks = expected.shape
             got = attentions[row, head, :num_tokens]

@@ -144,7 +144,7 @@ def naive_skeleton_attention(weights: Weights, config, states: Tensor) -> tuple[
         if heads:
             contexts.append(naive_layer_norm(under(weights, name), torch.cat(heads, dim=-1), config.layer_norm_eps))
     context = torch.stack(contexts).mean(0)
-    return naive_linear(under(weights, "output"), context), attentions
+    return naive_linear(under(weights, "out_proj"), context), attentions
 
 
 def naive_layer(weights: Weights, config, sequences: list[Tensor], training: bool) -> list[Tensor]:
@@ -157,9 +157,9 @@ def naive_layer(weights: Weights, config, sequences: list[Tensor], training: boo
         attended, _ = naive_skeleton_attention(under(weights, "attention"), config, attention_input)
         states = states + attended
         hidden = naive_linear(
-            under(weights, "mlp.intermediate"), naive_layer_norm(under(weights, "mlp_norm"), states, eps)
+            under(weights, "mlp.up_proj"), naive_layer_norm(under(weights, "mlp_norm"), states, eps)
         )
-        outputs.append(states + naive_linear(under(weights, "mlp.output"), naive_gelu(hidden)))
+        outputs.append(states + naive_linear(under(weights, "mlp.down_proj"), naive_gelu(hidden)))
     return outputs
 
 
@@ -177,9 +177,13 @@ def naive_encoder(
             for position, (token, token_type) in enumerate(zip(tokens, types, strict=True))
         ]
         states.append(naive_layer_norm(under(embeddings, "norm"), torch.stack(rows), config.layer_norm_eps))
-    for layer in range(config.num_hidden_layers):
-        states = naive_layer(under(weights, f"layers.{layer}"), config, states, training)
-    return [naive_layer_norm(under(weights, "final_norm"), state, config.layer_norm_eps) for state in states]
+    encoder = under(weights, "encoder")
+    for index in range(config.num_hidden_layers):
+        layer = under(encoder, f"layers.{index}")
+        if config.use_token_attention:
+            layer["attention.landmark_order"] = encoder["landmark_order"][index]
+        states = naive_layer(layer, config, states, training)
+    return [naive_layer_norm(under(encoder, "final_norm"), state, config.layer_norm_eps) for state in states]
 
 
 def naive_cross_entropy(logits: list[Tensor], labels: list[int]) -> Tensor:
@@ -200,4 +204,5 @@ def naive_masked_lm_logits(weights: Weights, config, states: Tensor) -> Tensor:
 
 def naive_pooled_logits(weights: Weights, config, states: Tensor) -> Tensor:
     pooled = states[0] if config.classifier_pooling == "cls" else states.mean(0)
-    return naive_linear(under(weights, "classifier"), torch.tanh(naive_linear(under(weights, "pooler.dense"), pooled)))
+    hidden = torch.tanh(naive_linear(under(weights, "classifier.dense"), pooled))
+    return naive_linear(under(weights, "classifier.output"), hidden)

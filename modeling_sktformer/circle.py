@@ -1,0 +1,195 @@
+r"""
+The circle of positions that a batch is convolved around, and the stem's half that reads the Fourier convolution.
+
+The short convolution of Algorithm 2 is linear, and so is the inverse transform of Equation 5 before it: the short
+convolution can be applied to the filters instead of the columns. Each frequency of the r segments is then multiplied
+with a matrix of r rows and d columns, the *folded filter*, which serves all sequences of a batch,
+
+    E[f, s, o] = sum over the columns c of segment s and the taps k of W[o, c, k] exp(2 pi i f (k - P) / N) L[c, f]
+
+so that the d x d products of the convolution are made once and not for each token, and the transforms are products
+with fixed waves. Whether this or the transforms and the convolution one after another take fewer multiply-adds is
+counted for every batch.
+
+Letters in shapes: B batch, S tokens, N positions of the circle, F = N // 2 + 1 frequencies, d hidden size, r segments,
+K taps of the short convolution, P = K // 2. In sums: f frequency, p, q, a real or imaginary part, s segment, i column
+of it, k tap, o column of the result, t position, e end.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from .lengthening import short_transform_length
+from .sequences import Sequences
+
+
+class Waves(NamedTuple):
+    """
+    What the transforms of all layers are products with.
+
+    Attributes:
+        analysis (`torch.Tensor` of shape `(F, 2, 2, S)`):
+            To the spectrum's [[re, -im], [im, re]], times the share that a frequency has in a position's value.
+        synthesis (`torch.Tensor` of shape `(S, F, 2)`): From real and imaginary parts to positions.
+        shifts (`torch.Tensor` of shape `(F, 2, 2, K)`): From [re, im] of a filter to those of its K shifted copies.
+        ends (`torch.Tensor` of shape `(B or 1, 2 P, F, 2)`):
+            As `synthesis`, to the P positions before a sequence and the P behind it.
+        end_tokens (`torch.LongTensor` of shape `(B or 1, 2 P)`): The sequence's first and last P tokens.
+        end_signs (`torch.Tensor` of shape `(B or 1, 2 P, 1)`): -1, and 0 where a short sequence has no such token.
+    """
+
+    analysis: torch.Tensor
+    synthesis: torch.Tensor
+    shifts: torch.Tensor
+    ends: torch.Tensor
+    end_tokens: torch.Tensor
+    end_signs: torch.Tensor
+
+
+class Circle(NamedTuple):
+    """
+    What a batch is convolved around: `num_positions` N, and `waves` if products per frequency take fewer multiply-adds
+    than transforms and the short convolution.
+    """
+
+    num_positions: int
+    waves: Waves | None = None
+
+
+def choose_circle(config, batch_size: int, sequences: Sequences, dtype: torch.dtype, device: torch.device) -> Circle:
+    """
+    Choose how a batch is convolved by counting multiply-adds: the length of the circle, and whether stems are folded.
+
+    Inputs much shorter than the model's N are convolved around a shorter circle, to the same result up to rounding, so
+    that they cost about what they cost in a model made for their length ([`~lengthening.shorten_filter`]).
+
+    Args:
+        config ([`SKTformerConfig`]): Sizes.
+        batch_size (`int`): Sequences B.
+        sequences ([`Sequences`]): The batch.
+        dtype (`torch.dtype`): Of the filters.
+        device (`torch.device`): Of the hidden states.
+
+    Returns:
+        [`Circle`]
+    """
+    length, longest = sequences.length, config.max_position_embeddings
+    if torch.compiler.is_compiling() or torch.jit.is_tracing():
+        # A graph serves many lengths: a choice would bind it to those of its example.
+        return Circle(longest)
+    num_positions = min(
+        {longest, short_transform_length(length, longest)},
+        key=lambda candidate: min(count_multiply_adds(config, batch_size, length, candidate)),
+    )
+    direct, folded = count_multiply_adds(config, batch_size, length, num_positions)
+    if direct <= folded:
+        return Circle(num_positions)
+    return Circle(num_positions, make_waves(config.conv_kernel_size, sequences, num_positions, dtype, device))
+
+
+def count_multiply_adds(config, batch_size: int, length: int, num_positions: int) -> tuple[float, float]:
+    """
+    Count what a layer's Fourier convolution and the stem's half that reads it take.
+
+    Returns:
+        `tuple`: multiply-adds with transforms and the short convolution, and with products per frequency.
+    """
+    width, taps, num_segments = config.hidden_size, config.conv_kernel_size, config.num_segments
+    if not config.use_convolution_stem:
+        taps = 0
+    num_tokens, num_values = batch_size * length, batch_size * num_positions
+
+    def count_transform(size: int) -> float:
+        return 1.25 * size * math.log2(max(size, 2))  # 2.5 n log2 n real operations
+
+    shortened = config.max_position_embeddings, num_positions
+    once = width * sum(map(count_transform, shortened)) if num_positions < config.max_position_embeddings else 0.0
+    direct = taps * num_tokens * width**2 + (batch_size * width) * count_transform(num_positions)
+    if not taps:
+        return once + direct, math.inf
+    products = 2 * num_values * num_segments * (width + length) + num_tokens * num_positions * width
+    return once + direct, once + taps * num_positions * width**2 + products
+
+
+def make_waves(
+    num_taps: int, sequences: Sequences, num_positions: int, dtype: torch.dtype, device: torch.device
+) -> Waves:
+    """Make the waves for a batch, see [`Waves`]."""
+    frequencies = torch.arange(num_positions // 2 + 1, device=device)
+    reach = num_taps // 2
+    steps = torch.arange(reach, device=device)
+    lengths = torch.tensor([sequences.length], device=device) if sequences.num_tokens is None else sequences.num_tokens
+    after = lengths.unsqueeze(1) + steps  # (B or 1, P)
+    before = (steps - reach).expand_as(after)
+
+    def turn(positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        # The product modulo N is exact, and the angle has all its digits.
+        turns = positions.unsqueeze(-1) * frequencies % num_positions
+        angles = turns.to(dtype) * (2 * math.pi / num_positions)
+        return angles.cos(), angles.sin()  # (..., F)
+
+    cos, sin = turn(torch.arange(sequences.length, device=device))  # (S, F)
+    # Every frequency but the first and, for an even N, the last stands for its negative too.
+    single = (frequencies == 0) | (2 * frequencies == num_positions)
+    share = (2 - single.to(dtype)) / num_positions
+    parts = torch.stack([torch.stack([cos, sin]), torch.stack([-sin, cos])]) * share  # (2, 2, S, F)
+    tap_cos, tap_sin = turn(torch.arange(num_taps, device=device) - reach)  # (K, F)
+    shifts = torch.stack([torch.stack([tap_cos, tap_sin]), torch.stack([-tap_sin, tap_cos])])  # (2, 2, K, F)
+    end_cos, end_sin = turn(torch.cat([before, after], dim=1))
+    end_tokens = torch.cat([before + reach, after - reach], dim=1)
+    is_token = (end_tokens >= 0) & (end_tokens < sequences.length)
+    return Waves(
+        analysis=parts.permute(3, 0, 1, 2).contiguous(),
+        synthesis=torch.stack([cos, -sin], dim=-1),
+        shifts=shifts.permute(3, 0, 1, 2).contiguous(),
+        ends=torch.stack([end_cos, -end_sin], dim=-1),
+        end_tokens=end_tokens.clamp(0, sequences.length - 1),
+        end_signs=-is_token.to(dtype).unsqueeze(-1),
+    )
+
+
+def add_folded_stem(
+    sums: torch.Tensor, averages: torch.Tensor, filter: torch.Tensor, weight: torch.Tensor, waves: Waves
+) -> torch.Tensor:
+    r"""
+    Add the short convolution of the Fourier convolution, zero outside the sequences (Equation 5 and Algorithm 2).
+
+    The product of each frequency wraps around the circle, where the convolution reads zeros; what it reads there is
+    taken off again, exactly.
+
+    Args:
+        sums (`torch.Tensor` of shape `(batch_size, sequence_length, hidden_size)`): What to add to.
+        averages (`torch.Tensor` of shape `(batch_size, sequence_length, num_segments)`): Of the segments, zero at
+            padding.
+        filter (`torch.Tensor` of shape `(hidden_size, num_positions // 2 + 1, 2)`):
+            Real and imaginary part of each column's filter at each frequency.
+        weight (`torch.Tensor` of shape `(hidden_size, hidden_size, kernel_size)`):
+            Of the convolution, for the columns of the Fourier convolution.
+        waves ([`Waves`]): Of the batch.
+
+    Returns:
+        `torch.Tensor` of the shape of `sums`; what stands at padding has no meaning.
+    """
+    batch_size, _, width = sums.shape
+    num_segments, dtype = averages.shape[-1], sums.dtype
+    gains = filter.to(averages.dtype).unflatten(0, (num_segments, -1))  # (r, d / r, F, 2)
+    taps = weight.unflatten(1, (num_segments, -1)).to(dtype)  # (d, r, d / r, K)
+    shifted = torch.einsum("sifp,fpqk->sfqik", gains, waves.shifts).to(dtype)
+    folded = torch.einsum("sfqik,osik->fqso", shifted, taps)
+    spectrum = torch.einsum("faqt,bts->fabqs", waves.analysis, averages)
+    filtered = torch.einsum("fabqs,fqso->fabo", spectrum.to(dtype), folded)
+    synthesis = waves.synthesis.flatten(1).to(dtype).expand(batch_size, -1, -1)
+    sums = torch.baddbmm(sums, synthesis, filtered.flatten(0, 1).transpose(0, 1))
+    reach = weight.shape[-1] // 2
+    if reach == 0:
+        return sums
+    points = torch.einsum("befa,fabqs->befqs", waves.ends.expand(batch_size, -1, -1, -1), spectrum)
+    values = torch.einsum("befqs,sifq->bsie", points, gains).flatten(1, 2).to(dtype)  # (B, d, 2 P)
+    before, after = values.split(reach, dim=-1)
+    sides = torch.cat([nn.functional.pad(before, (0, 2 * reach)), nn.functional.pad(after, (2 * reach, 0))])
+    outside = torch.cat(nn.functional.conv1d(sides, weight.to(dtype)).chunk(2), dim=-1).mT  # (B, 2 P, d)
+    places = waves.end_tokens.unsqueeze(-1).expand(batch_size, -1, width)
+    return sums.scatter_add_(1, places, outside * waves.end_signs.to(dtype))

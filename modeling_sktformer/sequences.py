@@ -1,0 +1,113 @@
+"""What all layers of a forward pass share: which tokens are real, and which of them are landmarks."""
+
+import hashlib
+from typing import NamedTuple
+
+import torch
+
+
+class Sequences(NamedTuple):
+    """
+    The sequences of a batch, which all layers read. Real tokens stand before the padding.
+
+    Attributes:
+        length (`int`): Tokens S of the batch's sequences, padding included.
+        token_mask (`torch.BoolTensor` of shape `(batch_size, sequence_length)`, *optional*):
+            True at real tokens; `None`, as in what follows, if every token is real.
+        num_tokens (`torch.LongTensor` of shape `(batch_size,)`, *optional*): Real tokens n of each sequence.
+        column_scale (`torch.Tensor` of shape `(batch_size, 1, sequence_length)`, *optional*):
+            1 / sqrt(n) at real tokens and 0 at padding.
+    """
+
+    length: int
+    token_mask: torch.Tensor | None = None
+    num_tokens: torch.Tensor | None = None
+    column_scale: torch.Tensor | None = None
+
+    @classmethod
+    def from_mask(cls, length: int, token_mask: torch.Tensor | None, dtype: torch.dtype) -> "Sequences":
+        """Of a mask `(batch_size, sequence_length)` whose real tokens stand in front, for states of a type."""
+        if token_mask is None:
+            return cls(length)
+        num_tokens = token_mask.sum(dim=-1)
+        scale = num_tokens.clamp(min=1).to(torch.promote_types(dtype, torch.float32)).rsqrt().to(dtype)
+        return cls(length, token_mask, num_tokens, (token_mask * scale.unsqueeze(1)).unsqueeze(1))
+
+    def scale_columns(self, columns: torch.Tensor) -> torch.Tensor:
+        """Columns `(batch_size, num_columns, sequence_length)` times 1 / sqrt(n), zero at padding."""
+        # Before sums over the tokens, which would overflow float16 on long inputs.
+        return columns * (self.length**-0.5 if self.column_scale is None else self.column_scale)
+
+    def zero_padding(self, states: torch.Tensor) -> torch.Tensor:
+        """States `(batch_size, sequence_length, hidden_size)` with zeros in the place of padding."""
+        return states if self.token_mask is None else states * self.token_mask.unsqueeze(-1)
+
+
+class Landmarks(NamedTuple):
+    """
+    The landmark tokens of each sequence in one layer.
+
+    Attributes:
+        positions (`torch.LongTensor` of shape `(num_landmarks,)` or `(batch_size, num_landmarks)`):
+            Where they stand, in sampled order; the same for all sequences without a mask.
+        mask (`torch.BoolTensor` of shape `(batch_size, num_landmarks)`, *optional*):
+            False where a short sequence has no further landmark.
+    """
+
+    positions: torch.Tensor
+    mask: torch.Tensor | None
+
+    def gather(self, states: torch.Tensor) -> torch.Tensor:
+        """The states of the landmarks: `(B, S, d)` to `(B, k, d)`."""
+        if self.positions.dim() == 1:
+            return states.index_select(1, self.positions)
+        return states.gather(1, self.positions[..., None].expand(-1, -1, states.shape[-1]))
+
+
+def select_landmarks(landmark_order: torch.Tensor, num_landmarks: int, sequences: Sequences) -> list[Landmarks]:
+    """
+    Select the landmarks of all layers: each sequence's first `num_landmarks` real tokens in a layer's sampled order.
+
+    A sequence of N tokens gets the paper's uniform sample (Algorithm 1); a shorter one a uniform sample of its own
+    tokens, never of padding.
+
+    Args:
+        landmark_order (`torch.LongTensor` of shape `(num_layers, max_position_embeddings)`):
+            A permutation of the positions for each layer.
+        num_landmarks (`int`): Landmarks of a sequence that has that many tokens.
+        sequences ([`Sequences`]): The batch.
+
+    Returns:
+        `list` of [`Landmarks`], one for each layer, of `min(num_landmarks, sequence_length)` landmarks.
+    """
+    num_landmarks = min(num_landmarks, sequences.length)
+    num_layers, num_positions = landmark_order.shape
+    ranks = landmark_order.argsort(dim=-1)[:, : sequences.length]  # the inverse permutations
+    if sequences.token_mask is None:
+        positions = ranks.topk(num_landmarks, largest=False, sorted=True).indices
+        return [Landmarks(of_layer, None) for of_layer in positions.unbind()]
+    ranks = torch.where(sequences.token_mask, ranks.unsqueeze(1), num_positions)  # (layers, B, S)
+    landmark_ranks, positions = ranks.topk(num_landmarks, dim=-1, largest=False, sorted=True)
+    masks = landmark_ranks < num_positions
+    return [Landmarks(*of_layer) for of_layer in zip(positions.unbind(), masks.unbind(), strict=True)]
+
+
+def draw_permutation(size: int, seed: int, layer_idx: int, name: str) -> torch.Tensor:
+    """
+    Draw the order in which a layer samples its landmarks.
+
+    The draw depends on nothing but the arguments: no global generator is read or moved, so every process, rank and
+    run makes the same model.
+
+    Args:
+        size (`int`): Number of elements to permute.
+        seed (`int`): The model's `landmark_seed`.
+        layer_idx (`int`): The layer, each has a sample of its own.
+        name (`str`): What is drawn, so that two draws of a layer are independent.
+
+    Returns:
+        `torch.LongTensor` of shape `(size,)`, on the CPU.
+    """
+    digest = hashlib.sha256(f"{seed}/{layer_idx}/{name}".encode()).digest()
+    generator = torch.Generator(device="cpu").manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+    return torch.randperm(size, generator=generator, device="cpu")
