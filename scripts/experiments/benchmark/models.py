@@ -10,6 +10,7 @@ Letters in shapes: B batch, S tokens, d hidden size, H heads, h width of a head,
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from inspect import signature
 from typing import Any, cast
 
 import torch
@@ -18,7 +19,6 @@ from transformers import AttentionInterface, AutoModelForSequenceClassification,
 from transformers.utils import logging
 
 from experiments.architectures import length_fields, resize_config
-from experiments.benchmark.measurement import wait_for_device
 from modeling_sktformer import SKTformerConfig, available_presets, load_preset
 
 
@@ -150,6 +150,11 @@ def build_model(name: str, config: PreTrainedConfig) -> PreTrainedModel:
     if MODELS[name].model_type != "bert":
         options = {}
     model = AutoModelForSequenceClassification.from_config(config, **options)
+    # Neither is computed in smaller types.
+    for module in model.modules():
+        for function in ("fourier_transform", "iterative_inv"):
+            if callable(compute := getattr(module, function, None)):
+                setattr(module, function, _in_float32(compute))
     for layer in cast(Any, model).bert.encoder.layer if own_attention else ():
         attention = layer.attention.self
         if name == "performer":
@@ -161,6 +166,11 @@ def build_model(name: str, config: PreTrainedConfig) -> PreTrainedModel:
             for which in ("key_shortening", "value_shortening"):  # E, F
                 attention.register_parameter(which, nn.Parameter(torch.randn(shape) * shape[0] ** -0.5))
     return model
+
+
+def takes_mask(name: str, model: PreTrainedModel) -> bool:
+    """Whether a model does something with `attention_mask`."""
+    return name not in ("linformer", "performer") and "attention_mask" in signature(model.forward).parameters
 
 
 def make_inputs(workload: Workload, setting: Setting) -> dict[str, torch.Tensor]:
@@ -180,6 +190,11 @@ def make_inputs(workload: Workload, setting: Setting) -> dict[str, torch.Tensor]
         lengths[0] = workload.length
         inputs["attention_mask"] = (torch.arange(workload.length) < lengths).long()
         inputs["input_ids"] *= inputs["attention_mask"]
+        if workload.model == "nystromformer":
+            # The mask of pairs of tokens that transformers makes does not fit its landmarks.
+            precision = PRECISIONS[setting.precision]
+            kept = inputs["attention_mask"][:, None, None].to(precision)
+            inputs["attention_mask"] = (1 - kept) * torch.finfo(precision).min
     return {name: tensor.to(setting.device) for name, tensor in inputs.items()}
 
 
@@ -192,33 +207,30 @@ def make_step(workload: Workload, setting: Setting) -> Callable[[], None]:
     """
     # Here, because it must hold in the processes that steps are taken in too: models say at each call how they pad.
     logging.set_verbosity_error()
-    precision = PRECISIONS[setting.precision]
-    model: nn.Module = build_model(workload.model, build_config(workload, setting.num_layers))
-    model = model.to(setting.device)
-    if not setting.autocast:
-        model = model.to(precision)
-    model.train(workload.mode == "training")
+    precision, is_training = PRECISIONS[setting.precision], workload.mode == "training"
+    model: Any = build_model(workload.model, build_config(workload, setting.num_layers))
+    model = model.to(setting.device, None if setting.autocast else precision).train(is_training)
     inputs = make_inputs(workload, setting)
     forward = cast(Callable[..., Any], torch.compile(model, dynamic=False) if setting.compile else model)
     autocast = torch.autocast(setting.device, precision) if setting.autocast else contextlib.nullcontext()
-
-    def infer() -> None:
-        with torch.inference_mode(), autocast:
-            forward(**inputs)
-
-    if workload.mode == "inference":
+    if not is_training:
         del inputs["labels"]
-        return wait_for_device(infer, setting.device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True) if is_training else None
 
-    def train() -> None:
-        optimizer.zero_grad()
-        with autocast:
-            loss = forward(**inputs).loss
-        loss.backward()
-        optimizer.step()
+    def step() -> None:
+        if optimizer is None:
+            with torch.inference_mode(), autocast:
+                forward(**inputs)
+        else:
+            optimizer.zero_grad()
+            with autocast:
+                loss = forward(**inputs).loss
+            loss.backward()
+            optimizer.step()
+        if setting.device == "cuda":
+            torch.cuda.synchronize()
 
-    return wait_for_device(train, setting.device)
+    return step
 
 
 def make_warm_step(workload: Workload, setting: Setting) -> Callable[[], None]:
@@ -226,6 +238,11 @@ def make_warm_step(workload: Workload, setting: Setting) -> Callable[[], None]:
     short = min(workload.length, 128)
     make_step(replace(workload, length=short, positions=short), setting)()
     return make_step(workload, setting)
+
+
+def _in_float32(compute: Callable[..., torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Of a function of a tensor, the real part in the tensor's type."""
+    return lambda states: compute(states.float()).real.to(states.dtype)
 
 
 def linformer_attention(

@@ -8,17 +8,11 @@ from typing import Any
 
 from experiments.arguments import UserError, one_line
 from experiments.benchmark.cells import RATIOS
+from experiments.benchmark.counts import LEGEND, format_counts
 from experiments.benchmark.models import MODELS, SIZES
 from experiments.benchmark.profile import format_profile
 from experiments.plots import plot_benchmark, plot_scaling
-from experiments.results import (
-    command_line,
-    describe_environment,
-    format_origin,
-    format_table,
-    write_atomically,
-    write_json,
-)
+from experiments.results import command_line, describe_environment, format_origin, format_table, write_results
 
 
 _STEPS = (
@@ -50,28 +44,25 @@ COMPARISONS = {
         "Where the time of a training step goes",
         "SKTformer with a sequence classification head, made for the length.",
     ),
+    "counts": ("What a layer asks of a device", LEGEND),
 }
-
-
 # The flags that tell sections of a file apart, and those that say nothing about what is measured.
 _SETTINGS = (
     *("comparison", "size", "num_layers", "batch_size", "tokens_per_batch", "made_for", "padded"),
     *("precision", "autocast", "compile", "device", "dropout"),
 )
 _FREE_FLAGS = ("merge", "results_name", "results_dir")
+_PICTURED = ("speed", "scaling")
 
 
 def open_section(flags: Mapping[str, Any], path: Path, merge: bool) -> dict[str, Any]:
     """
-    The part of the results that belongs to a command: an unfinished one of the same flags, or a new one.
+    The part of the results `path` that belongs to a command: an unfinished one of the same flags, or a new one.
 
-    Args:
-        flags (mapping): All flags, and `comparison`, one of [`COMPARISONS`].
-        path (`Path`): The results' files, without an ending.
-        merge (`bool`): Whether to keep sections of other settings.
+    `flags` are all flags, and `comparison`, one of [`COMPARISONS`].
 
     Raises:
-        UserError: if the file holds other sections that nobody asked to keep.
+        UserError: if the file holds sections of other settings and `merge` does not ask to keep them.
     """
     environment = describe_environment()
     section = {
@@ -106,21 +97,18 @@ def load_sections(path: Path) -> list[dict[str, Any]]:
         sections = json.loads(path.read_text(encoding="utf-8"))["sections"]
         return [section for section in sections if COMPARISONS[section["key"]["comparison"]]]
     except (ValueError, KeyError, TypeError) as error:
-        raise UserError(
-            f"{path} holds no results of this script ({one_line(error)}); choose another --results_name."
-        ) from error
+        what = f"{path} holds no results of this script ({one_line(error)})"
+        raise UserError(f"{what}; choose another --results_name.") from error
 
 
-def save_section(section: Mapping, path: Path) -> None:
-    """Put a section into the results, in the place of an earlier one of its settings, and write table and picture."""
+def save_section(section: Mapping, path: Path) -> str:
+    """Put a section into the results, in the place of an earlier one of its settings; their table, which is written."""
     sections: list[Mapping] = list(load_sections(path))
     place = next((n for n, entry in enumerate(sections) if entry["key"] == section["key"]), len(sections))
     sections[place : place + 1] = [section]
-    write_json(f"{path}.json", {"sections": sections})
-    write_atomically(f"{path}.md", format_document(sections, path.name))
     comparison, picture = section["key"]["comparison"], path.with_name(picture_name(section, path.name))
     curves: dict[str, dict[str, list[tuple[int, float, float]]]] = {}
-    for case, rows in section_groups(section).items():
+    for case, rows in section_groups(section).items() if comparison in _PICTURED else ():
         models = curves.setdefault(case, {})
         for row in rows:
             points = models.setdefault(MODELS[row["model"]].title, [])
@@ -130,8 +118,9 @@ def save_section(section: Mapping, path: Path) -> None:
                 points.append((row["length"], 1 / row["speed_ratio"], row["memory_ratio"]))
     if comparison == "speed":
         plot_benchmark(curves, picture, section_title(section))
-    elif comparison == "scaling":
+    elif curves:
         plot_scaling({case: models["SKTformer"] for case, models in curves.items()}, picture, section_title(section))
+    return write_results(path, {"sections": sections}, format_document(sections, path.name))
 
 
 def section_title(section: Mapping) -> str:
@@ -148,7 +137,7 @@ def section_title(section: Mapping) -> str:
         "padded" if key["padded"] else "",
         f"{key['precision']} autocast" if key["autocast"] else key["precision"],
         "compiled" if key["compile"] else "",
-        {"cpu": "CPU", "cuda": "GPU"}[key["device"]],
+        {"cpu": "CPU", "cuda": "GPU"}.get(key["device"], ""),
         f"dropout {', '.join(f'{value:g}' for value in dropout)}" if dropout != [0.0, 0.1] else "",
     ]
     return ", ".join(filter(None, words))
@@ -175,16 +164,14 @@ def section_groups(section: Mapping) -> dict[str, list[dict]]:
     return groups
 
 
-def format_document(sections: Sequence[Mapping], name: str) -> str:
-    """All sections as Markdown."""
+def format_document(sections: Sequence[Mapping], name: str) -> list[str]:
+    """All sections as paragraphs of Markdown."""
     comparisons = list(dict.fromkeys(section["key"]["comparison"] for section in sections))
     measured = {row["model"] for section in sections for row in section["rows"]}
     notes = [f"- {model.title}: {model.note}" for name, model in MODELS.items() if name in measured and model.note]
     paragraphs = [f"# {COMPARISONS[comparisons[0]][0]}", *(COMPARISONS[comparison][1] for comparison in comparisons)]
     paragraphs += ["\n".join(notes)] if notes else []
-    for section in sections:
-        paragraphs += format_section(section, name)
-    return "\n\n".join(paragraphs) + "\n"
+    return paragraphs + [paragraph for section in sections for paragraph in format_section(section, name)]
 
 
 def format_section(section: Mapping, name: str) -> list[str]:
@@ -193,11 +180,16 @@ def format_section(section: Mapping, name: str) -> list[str]:
     paragraphs = [f"## {title}"]
     if not section["finished"]:
         paragraphs.append("Unfinished: what is missing has not been measured yet.")
-    paragraphs += format_profile(section) if comparison == "speed_profile" else busy_machine_warning(section)
-    for group, rows in section_groups(section).items():
-        tables = _format_speeds if comparison == "speed" else _format_multiples
-        paragraphs += [f"### {group}", *tables(rows, section["plan"])]
-    if comparison in ("speed", "scaling"):
+    if comparison == "speed_profile":
+        paragraphs += format_profile(section)
+    elif comparison == "counts":
+        paragraphs += format_counts(section["rows"])
+    else:
+        paragraphs += busy_machine_warning(section)
+        for group, rows in section_groups(section).items():
+            tables = _format_speeds if comparison == "speed" else _format_multiples
+            paragraphs += [f"### {group}", *tables(rows, section["plan"])]
+    if comparison in _PICTURED:
         paragraphs.append(f"![Time and memory against length: {title}]({picture_name(section, name)})")
     return [*paragraphs, format_origin(section["environment"], section["command"], section["commits"])]
 
