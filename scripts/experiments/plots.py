@@ -67,7 +67,7 @@ def plot_loss_curve(
 def plot_mean_curves(
     curves: Mapping[str, Iterable[Iterable[tuple[int, float]]]], path: str | Path, title: str
 ) -> None:
-    """Draw models' mean curves of (step, evaluation loss in nats), one for each seed, with the range over the seeds."""
+    """Draw the mean and range over seeds of each model's curves of (step, evaluation loss in nats)."""
     with open_figure(path, title) as (_, axes):
         for name, seeds in curves.items():
             points: dict[int, list[float]] = {}
@@ -80,22 +80,6 @@ def plot_mean_curves(
             axes.fill_between(steps, lowest, highest, color=line.get_color(), alpha=0.2, lw=0)
         axes.set(xlabel="step", ylabel="loss (nats per masked token)")
         axes.legend(frameon=False)
-
-
-def plot_scaling(curves: Mapping[str, Iterable[tuple[int, float, float]]], path: str | Path, title: str) -> None:
-    """Draw models' (length in tokens, multiples of time and of memory) for a fixed number of tokens in a batch."""
-    lengths = sorted({point[0] for points in curves.values() for point in points})
-    with open_figure(path, title) as (_, axes):
-        for name, points in curves.items():
-            own, *multiples = zip(*points, strict=True) if points else [()] * 3
-            for values, marker, label in zip(multiples, "os", ("step time", "peak memory"), strict=True):
-                whose = f", {name}" if len(curves) > 1 else ""
-                axes.plot(own, values, marker=marker, label=f"{label} per token{whose}")
-        axes.plot(lengths, [length / lengths[0] for length in lengths], color="0.6", ls=":", label="quadratic cost")
-        axes.set(xlabel="tokens in a sequence", ylabel="multiple of the shortest length", ylim=(0, 3))
-        axes.set_xscale("log", base=2)
-        axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
-        axes.legend(frameon=False, loc="upper left")
 
 
 def plot_task_curves(histories: Mapping[str, Iterable[Mapping[str, float]]], path: str | Path, title: str) -> None:

@@ -2,7 +2,6 @@
 
 import contextlib
 import gc
-import math
 import statistics
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,7 +16,7 @@ from tqdm import tqdm
 from experiments.arguments import UserError
 from experiments.benchmark import measurement
 from experiments.benchmark.counts import count_step
-from experiments.benchmark.measurement import OUT_OF_MEMORY, Probe, StepFailure, failure_reason, median_ratio
+from experiments.benchmark.measurement import OUT_OF_MEMORY, Probe, failure_reason, median_ratio
 from experiments.benchmark.models import Setting, Workload, make_step, make_warm_step, unsupported_reason
 
 
@@ -39,17 +38,13 @@ class MeasurementArguments:
     time_limit_s: float = field(
         default=60.0, metadata={"help": "A slower step is timed in fewer rounds and left out at greater lengths."}
     )
-    memory_limit_gib: float | None = field(
-        default=None, metadata={"help": "A step that needs more is left out. By default what is available, on CPUs."}
-    )
     device: Literal["auto", "cpu", "cuda"] = field(default="auto", metadata={"help": "Where the models run."})
     compile: bool = field(default=False, metadata={"help": "Compile every model with torch.compile."})
 
     def __post_init__(self) -> None:
-        for flag in ("rounds", "time_limit_s", "memory_limit_gib"):
-            value = getattr(self, flag)
-            if value is not None and value <= 0:
-                raise UserError(f"--{flag} {value} must be more than 0.")
+        for flag in ("rounds", "time_limit_s"):
+            if getattr(self, flag) <= 0:
+                raise UserError(f"--{flag} {getattr(self, flag)} must be more than 0.")
         if self.warmup < 0:
             raise UserError(f"--warmup {self.warmup} must not be negative.")
         if self.device == "cuda" and not torch.cuda.is_available():
@@ -90,23 +85,22 @@ def measure_cell(
     cell: Cell, setting: Setting, arguments: MeasurementArguments, earlier: Sequence[Mapping], progress: tqdm
 ) -> list[dict[str, Any]]:
     """Measure one cell as [`measure_cells`] does; `progress` moves on by one for each probe and each round."""
-    reasons: dict[Workload, str | None] = {}
+    reasons: dict[Any, str | None] = {}
     probes: dict[Workload, Probe] = {}
     turns: dict[Any, Callable[[], dict[str, float]]] = {}
+    limit = arguments.time_limit_s
     for workload in cell.workloads:
-        reasons[workload] = unsupported_reason(workload.model, workload.positions) or reason_from_shorter(
-            earlier, workload, arguments.time_limit_s
-        )
+        unsupported = unsupported_reason(workload.model, workload.positions)
+        reasons[workload] = unsupported or reason_from_shorter(earlier, workload, limit)
         if reasons[workload] is None:
             try:
-                probes[workload] = probe_step(workload, setting, arguments)
-                turns[workload] = prepare_turn(workload, setting, arguments)
+                probes[workload] = probe_step(workload, setting)
+                turns[workload] = prepare_turn(workload, setting, arguments.warmup)
             except Exception as error:
                 reasons[workload] = failure_reason(error)
         progress.update()
-    rounds, limit = arguments.rounds, arguments.time_limit_s
-    fewer = {name: max(1, int(rounds * limit / probe.wall)) for name, probe in probes.items() if probe.wall > limit}
-    times = measurement.time_in_turn(turns, rounds, fewer, reasons, progress)
+    rounds = {name: max(1, int(arguments.rounds * min(1, limit / probes[name].wall))) for name in turns}
+    times = measurement.time_in_turn(turns, rounds, reasons, progress)
     turns.clear()
     gc.collect()
     if setting.device == "cuda":
@@ -116,9 +110,8 @@ def measure_cell(
         rows[workload] = row = {**asdict(workload), "reason": reasons[workload]}
         if row["reason"] is None:
             row |= summarise(times[workload], probes[workload])
-        if not unsupported_reason(workload.model, workload.positions):
-            with contextlib.suppress(Exception):  # Longformer looks at values, which there are none of
-                row["multiply_adds"] = count_step(workload, setting)["multiply_adds"]
+        with contextlib.suppress(Exception):  # of lengths that a model cannot take, and Longformer, which reads values
+            row["multiply_adds"] = count_step(workload, setting)["multiply_adds"]
     return [row | compare(row, rows[cell.baseline]) for row in rows.values()]
 
 
@@ -136,50 +129,29 @@ def reason_from_shorter(rows: Sequence[Mapping], workload: Workload, time_limit:
     return f"over {time_limit:g} s" if seconds > time_limit else None
 
 
-def prepare_turn(
-    workload: Workload, setting: Setting, arguments: MeasurementArguments
-) -> Callable[[], dict[str, float]]:
+def prepare_turn(workload: Workload, setting: Setting, warmup: int) -> Callable[[], dict[str, float]]:
     """A step's turn, in a process of its own; but a device is slow to open and a model to compile for that."""
-    measure = partial(measurement.median_times, warmup=arguments.warmup)
+    measure = partial(measurement.median_times, warmup=warmup)
     if setting.device == "cpu" and not setting.compile:
         return partial(measurement.run_alone, measure, partial(make_step, workload, setting), preload=_PRELOADED)
     step = make_step(workload, setting)
     return lambda: measure(lambda: step)
 
 
-def probe_step(workload: Workload, setting: Setting, arguments: MeasurementArguments) -> Probe:
-    """
-    Measure one step's memory, alone.
-
-    Raises:
-        StepFailure: if it cannot be made, fails or needs more than the limit.
-    """
-    limit = (arguments.memory_limit_gib or math.inf) * 2**30
-    over = StepFailure(f"over {limit / 2**30:g} GiB")
-    if setting.device == "cuda":
-        result = measurement.probe_on_cuda(partial(make_step, workload, setting))
-    else:
-        # Compiled code starts threads, which do not survive a fork.
-        preload = () if setting.compile else _PRELOADED
-        available = 0.9 * psutil.virtual_memory().available
-        warm_step = partial(make_warm_step, workload, setting)
-        try:
-            result = measurement.run_alone(measurement.probe_memory, warm_step, int(min(limit, available)), preload)
-        except StepFailure as failure:
-            raise over if str(failure) == OUT_OF_MEMORY and limit <= available else failure from None
-    if result.peak_memory > limit:
-        raise over
-    return result
+def probe_step(workload: Workload, setting: Setting) -> Probe:
+    """Measure one step's memory, alone; fails if it cannot be made or taken."""
+    probe = partial(measurement.probe_memory, device=setting.device)
+    limit = int(0.9 * psutil.virtual_memory().available) if setting.device == "cpu" else None
+    # Compiled code starts threads, which do not survive a fork.
+    preload = () if setting.compile else _PRELOADED
+    return measurement.run_alone(probe, partial(make_warm_step, workload, setting), limit, preload)
 
 
 def summarise(times: list[dict[str, float]], probe: Probe) -> dict[str, Any]:
     """Medians of a step's rounds, in ms, and its memory in MiB."""
     wall, cpu = (1000 * statistics.median(entry[clock] for entry in times) for clock in ("wall", "cpu"))
-    memory = probe.peak_memory / 2**20
-    return {
-        **{"rounds": len(times), "step_time_ms": wall, "step_cpu_time_ms": cpu},
-        **{"peak_memory_mib": memory, "times": times},
-    }
+    memory = {"peak_memory_mib": probe.peak_memory / 2**20}
+    return {"rounds": len(times), "step_time_ms": wall, "step_cpu_time_ms": cpu, **memory, "times": times}
 
 
 def compare(row: Mapping, baseline: Mapping) -> dict[str, float | None]:

@@ -17,7 +17,6 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import conv_flop_count, flop_registry
-from tqdm import tqdm
 
 from experiments.benchmark.measurement import failure_reason
 from experiments.benchmark.models import (
@@ -45,8 +44,6 @@ LEGEND = (
     "fused backward pass computes scores again, and Fourier transforms (of n real values 2.5 n log2 n operations, of "
     "n complex ones 5 n log2 n), and four for each product of complex numbers; two operations are one multiply-add."
 )
-# What is counted unless models are named.
-COUNTED = ["sktformer", "bert-sdpa", "modernbert", "nystromformer", "fnet"]
 _aten = torch.ops.aten
 _LAYER_PATTERNS = {"modernbert": 3, "reformer": 2}
 # These read as much of their first argument as they return, and these nothing of it.
@@ -54,36 +51,27 @@ _GATHERS = (_aten.gather, _aten.index, _aten.index_select, _aten.embedding)
 _OVERWRITES = (_aten.copy_, _aten.fill_, _aten.zero_)
 
 
-def _transform_flops(per_value: float, side: Callable) -> Callable[..., float]:
-    """Of Fourier transforms of the tensor that `side` chooses of a real, or complex, one and its result."""
-
-    def count(tensor: torch.Tensor, dims: list[int], *args: Any, out_val: torch.Tensor) -> float:
-        values = side(tensor, out_val)
-        return per_value * values.numel() * math.log2(math.prod(values.shape[dim] for dim in dims))
-
-    return count
+def _transform_flops(source: torch.Tensor, dims: Sequence[int], *options: Any, out_val: torch.Tensor) -> float:
+    values = out_val if source.is_complex() else source  # of one that is real on either side, the real ones
+    per_value = 5.0 if source.is_complex() and out_val.is_complex() else 2.5
+    return per_value * values.numel() * math.log2(math.prod(values.shape[dim] for dim in dims))
 
 
-def _complex_flops(*args: Any, out_val: torch.Tensor, **kwargs: Any) -> float:
+def _complex_flops(*factors: Any, out_val: torch.Tensor) -> float:
     return 8.0 * out_val.numel() if out_val.is_complex() else 0.0
 
 
 def _convolution_backward_flops(
-    gradient: torch.Tensor, inputs: torch.Tensor, weight: torch.Tensor, *args: Any, out_val: tuple
+    gradient: torch.Tensor, inputs: torch.Tensor, weight: torch.Tensor, *options: Any, out_val: Sequence
 ) -> float:
-    """As many as forward for each of the two gradients; PyTorch's own formula takes no account of groups."""
-    transposed, is_wanted = args[4], args[7]
-    forward = conv_flop_count(list(inputs.shape), list(weight.shape), list(gradient.shape), transposed)
-    return sum(is_wanted[:2]) * forward
+    """As many as forward for each of the gradients but the bias's; PyTorch's formula takes no account of groups."""
+    forward = conv_flop_count(list(inputs.shape), list(weight.shape), list(gradient.shape), transposed=options[4])
+    return sum(result is not None for result in out_val[:2]) * forward
 
 
 _PRODUCTS: dict[Any, Callable] = flop_registry | {_aten.convolution_backward: _convolution_backward_flops}
-_OTHERS: dict[Any, Callable] = {
-    _aten._fft_r2c: _transform_flops(2.5, lambda tensor, result: tensor),
-    _aten._fft_c2r: _transform_flops(2.5, lambda tensor, result: result),
-    _aten._fft_c2c: _transform_flops(5.0, lambda tensor, result: result),
-    _aten.mul: _complex_flops,
-}
+_TRANSFORMS = dict.fromkeys((_aten._fft_r2c, _aten._fft_c2r, _aten._fft_c2c), _transform_flops)
+_FORMULAS: dict[Any, Callable] = _PRODUCTS | _TRANSFORMS | {_aten.mul: _complex_flops}
 
 
 class OperatorCounter(TorchDispatchMode):
@@ -102,25 +90,28 @@ class OperatorCounter(TorchDispatchMode):
     def __torch_dispatch__(self, operator: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
         if operator is _aten._local_scalar_dense.default:
             return self.answer
-        kwargs = kwargs or {}
-        result = operator(*args, **kwargs)
-        packet = operator.overloadpacket
-        read, written = (_tensors(values) for values in ((args, kwargs), result))
-        storages = {_storage(tensor) for tensor in read}
-        is_work = operator._schema.is_mutable or any(_storage(tensor) not in storages for tensor in written)
+        packet, result = operator.overloadpacket, operator(*args, **(kwargs or {}))
+        read, written = (
+            [value for value in tree_leaves(values) if isinstance(value, torch.Tensor)]
+            for values in ((args, kwargs), result)
+        )
+        storages = set(map(_storage, read))
+        is_work = operator._schema.is_mutable or not storages.issuperset(map(_storage, written))
         if not is_work or "empty" in operator.name():
             return result
-        sizes = [_num_bytes(tensor) for tensor in read]
+        sizes = list(map(_num_bytes, read))
         if packet in _GATHERS:
             sizes[0] = min(sizes[0], _num_bytes(result))
         elif packet in _OVERWRITES:
             sizes[0] = 0
         moved = sum(sizes) + sum(map(_num_bytes, written))
         self.operators += 1
-        self.product_bytes += moved * (packet in _PRODUCTS)
-        self.other_bytes += moved * (packet not in _PRODUCTS)
-        if formula := _PRODUCTS.get(packet) or _OTHERS.get(packet):
-            self.flops += formula(*args, **kwargs, out_val=result)
+        if packet in _PRODUCTS:
+            self.product_bytes += moved
+        else:
+            self.other_bytes += moved
+        if packet in _FORMULAS:
+            self.flops += _FORMULAS[packet](*args, **(kwargs or {}), out_val=result)
         return result
 
 
@@ -203,23 +194,17 @@ def count_layer(workload: Workload, setting: Setting) -> dict[str, float]:
     return layer | {"multiply_adds": layer["multiply_adds"] / (workload.batch_size * workload.length)}
 
 
-def count_layers(workloads: Sequence[Workload], setting: Setting) -> list[dict[str, Any]]:
-    """Rows of results: each workload without and with a mask; where `reason` is not None nothing was counted."""
-    rows: list[dict[str, Any]] = []
-    for workload in tqdm(workloads, desc="Count", unit="model", disable=None):
-        for masked in (False, True):
-            row = {**asdict(workload), "masked": masked, "reason": None}
-            try:
-                row |= count_layer(workload, replace(setting, padded=masked))
-            except Exception as error:  # of any architecture
-                row["reason"] = failure_reason(error)
-            rows.append(row)
-    return rows
+def count_row(workload: Workload, setting: Setting, masked: bool) -> dict[str, Any]:
+    """A row of results: a layer without or with a mask; where `reason` is not None nothing was counted."""
+    row = {**asdict(workload), "masked": masked, "reason": None}
+    try:
+        return row | count_layer(workload, replace(setting, padded=masked))
+    except Exception as error:  # of any architecture
+        return row | {"reason": failure_reason(error)}
 
 
 def format_counts(rows: Sequence[Mapping]) -> list[str]:
     """A table of layers for each batch, as paragraphs of Markdown."""
-    header = ["model", "mask", "operators forward", "backward", "MiB in products", "MiB elsewhere", "MiB kept"]
     tables: dict[str, list[list[str]]] = {}
     for row in rows:
         title = f"### {SIZES[row['size']]}, {row['batch_size']} x {row['length']:,} tokens"
@@ -231,12 +216,9 @@ def format_counts(rows: Sequence[Mapping]) -> list[str]:
         else:
             cells += [row["reason"], *[""] * 5]
         tables.setdefault(title, []).append(cells)
-    table_header = [*header, "million multiply-adds a token"]
-    return [text for title, cells in tables.items() for text in (title, "\n".join(format_table(table_header, cells)))]
-
-
-def _tensors(values: Any) -> list[torch.Tensor]:
-    return [value for value in tree_leaves(values) if isinstance(value, torch.Tensor)]
+    header = ["model", "mask", "operators forward", "backward", "MiB in products", "MiB elsewhere", "MiB kept"]
+    header.append("million multiply-adds a token")
+    return [text for title, cells in tables.items() for text in (title, "\n".join(format_table(header, cells)))]
 
 
 def _storage(tensor: torch.Tensor) -> int:

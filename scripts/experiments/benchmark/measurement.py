@@ -7,7 +7,6 @@ each turn in a process of its own, by the wall and by processor time, and may fa
 
 import contextlib
 import ctypes
-import gc
 import multiprocessing
 import statistics
 import time
@@ -42,26 +41,21 @@ class Probe:
 
 def time_in_turn(
     turns: dict[Any, Callable[[], dict[str, float]]],
-    rounds: int,
-    fewer_rounds: Mapping[Any, int],
+    rounds: Mapping[Any, int],
     failures: dict[Any, str | None],
     progress: tqdm,
 ) -> dict[Any, list[dict[str, float]]]:
     """
     Time several steps in turn, A B C, A B C ..., so that a slow minute of the machine meets all of them.
 
-    A turn returns `wall` and `cpu` seconds, as [`median_times`] does. Steps in `fewer_rounds` take part in the first
-    rounds alone. `failures` is told in a few words why steps fail, which leave `turns` then.
-
-    Returns:
-        `dict`: for each step a list with one mapping a round.
+    A turn returns `wall` and `cpu` seconds, as [`median_times`] does, one for each of a step's rounds. `failures` is
+    told in a few words why steps fail, which leave `turns` then.
     """
     times: dict[Any, list[dict[str, float]]] = {name: [] for name in turns}
-    for number in range(rounds):
-        for name in list(turns):
+    for number in range(max(rounds.values(), default=0)):
+        for name in [name for name in turns if number < rounds[name]]:
             try:
-                if number < fewer_rounds.get(name, rounds):
-                    times[name].append(turns[name]())
+                times[name].append(turns[name]())
             except Exception as error:
                 failures[name] = failure_reason(error)
                 del turns[name]  # and with it what it holds of the memory
@@ -71,28 +65,54 @@ def time_in_turn(
 
 def median_times(make_step: StepMaker, warmup: int = 1) -> dict[str, float]:
     """
-    Make a step, which waits for its device itself, and time it.
+    `wall` and `cpu` seconds of a step: medians over twenty calls after the warm-up or as many as begin in a second.
 
     How fast a step of a small model is depends on where its tensors lie in memory, and a process keeps to one such
     place: rounds in processes of their own average over many.
-
-    Returns:
-        `dict`: `wall` and `cpu` seconds, medians over twenty calls after the warm-up or as many as begin in a second.
     """
     step = make_step()
     for _ in range(warmup):
         step()
     calls: list[dict[str, float]] = []
     while len(calls) < MAX_CALLS and sum(call["wall"] for call in calls) < SHORT_STEP_S:
-        calls.append(_take(step))
+        wall, cpu = time.perf_counter(), time.process_time()
+        step()
+        calls.append({"wall": time.perf_counter() - wall, "cpu": time.process_time() - cpu})
     return {clock: statistics.median(call[clock] for call in calls) for clock in ("wall", "cpu")}
 
 
-def _take(step: Callable[[], Any]) -> dict[str, float]:
-    """Seconds of a call, by the clock and of this process's threads together."""
-    wall, cpu = time.perf_counter(), time.process_time()
+def probe_memory(make_step: StepMaker, device: str = "cpu") -> Probe:
+    """Make a step and take it twice. In a process of its own: what an allocator has taken it seldom gives back."""
+    with contextlib.suppress(OSError, AttributeError, TypeError):
+        # glibc would keep some of the large blocks that are freed, as many as the order of allocations happens to
+        # leave behind, and the peak would say how fragmented they are and not what the step holds.
+        ctypes.CDLL("libc.so.6").mallopt(-3, 1 << 20)  # M_MMAP_THRESHOLD
+    step = make_step()
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+    else:
+        with contextlib.suppress(OSError):
+            # Linux forgets the peak that imports and construction have left; elsewhere a lower one measures nothing.
+            Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+        before = psutil.Process().memory_info().rss
     step()
-    return {"wall": time.perf_counter() - wall, "cpu": time.process_time() - cpu}
+    start = time.perf_counter()
+    step()
+    wall = time.perf_counter() - start
+    peak = torch.cuda.max_memory_allocated() if device == "cuda" else _peak_resident_size()
+    return Probe(max(0, peak - before), wall)
+
+
+def _peak_resident_size() -> int:
+    """Bytes. Not from `getrusage` where it can be helped: that also counts the process this one was forked from."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    import resource  # which Windows has not
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if psutil.MACOS else 1024)
 
 
 def median_ratio(times: list[dict], baseline: list[dict], clock: str = "wall") -> float:
@@ -104,8 +124,7 @@ def failure_reason(error: BaseException) -> str:
     """An error in a few words that can stand in a table."""
     message = " ".join(str(error).split()).replace("|", "/")
     known = (OUT_OF_MEMORY, "can't allocate memory", "not enough memory", "memory error")
-    is_memory = isinstance(error, MemoryError | torch.OutOfMemoryError)
-    if is_memory or any(words in message.lower() for words in known):
+    if isinstance(error, MemoryError) or any(words in message.lower() for words in known):
         return OUT_OF_MEMORY
     words = message.split(". ")[0].rstrip(".")
     return (words if len(words) <= 80 else f"{words[:77]}...") or type(error).__name__
@@ -118,11 +137,11 @@ def run_alone(
     preload: Sequence[str] = (),
 ) -> Result:
     """
-    What [`probe_memory`] or [`median_times`] returns in a new process, for a step on the CPU.
+    What [`probe_memory`] or [`median_times`] returns in a new process.
 
     Args:
         measure (callable): One of these.
-        make_step (callable): Builds the step in the new process; a function of a module, or a `partial` of one.
+        make_step (callable): Builds the step there; a function of a module, or a `partial` of one.
         memory_limit (`int`, *optional*): Bytes that the process may allocate, the step's weights included; more is a
             failure (Linux alone).
         preload (sequence of `str`, *optional*): Installed modules that take long to import. Where there is fork, the
@@ -142,11 +161,10 @@ def run_alone(
     sender.close()
     try:
         result = receiver.recv()
-    except EOFError as error:
+    except EOFError:
         process.join()
         killed = process.exitcode == -9  # which Linux does to a process when memory is short
-        status = f"The process that took the step ended with status {process.exitcode}"
-        raise StepFailure(OUT_OF_MEMORY if killed else status) from error
+        result = OUT_OF_MEMORY if killed else f"The process that took the step ended with status {process.exitcode}"
     finally:
         process.join()
     if isinstance(result, str):
@@ -164,55 +182,3 @@ def _send_result(sender: Any, num_threads: int, limit: int | None, measure: Call
         sender.send(measure(make_step))
     except Exception as error:
         sender.send(failure_reason(error))
-
-
-def probe_memory(make_step: StepMaker) -> Probe:
-    """Make a step and take it twice. In a process of its own: what an allocator has taken it seldom gives back."""
-    with contextlib.suppress(OSError, AttributeError, TypeError):
-        # glibc would keep some of the large blocks that are freed, as many as the order of allocations happens to
-        # leave behind, and the peak would say how fragmented they are and not what the step holds.
-        ctypes.CDLL("libc.so.6").mallopt(-3, 1 << 20)  # M_MMAP_THRESHOLD
-    step = make_step()
-    with contextlib.suppress(OSError):
-        # Linux forgets the peak that imports and construction have left; elsewhere a step below it measures nothing.
-        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-    before = psutil.Process().memory_info().rss
-    step()
-    times = _take(step)
-    return Probe(max(0, _peak_resident_size() - before), times["wall"])
-
-
-def _peak_resident_size() -> int:
-    """Bytes. Not from `getrusage` where it can be helped: that also counts the process this one was forked from."""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
-    import resource  # which Windows has not
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if psutil.MACOS else 1024)
-
-
-def probe_on_cuda(make_step: StepMaker) -> Probe:
-    """
-    Take a step, which waits for the device, three times on the CUDA device, and free what it took.
-
-    Raises:
-        StepFailure: if the step cannot be built or taken.
-    """
-    step, reason = None, None
-    try:
-        step = make_step()
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        times = [_take(step) for _ in range(3)]
-        memory = torch.cuda.max_memory_allocated() - before
-    except Exception as error:
-        reason = failure_reason(error)  # and not the error, whose traceback would keep the step's tensors alive
-    step = None
-    gc.collect()
-    torch.cuda.empty_cache()
-    if reason is not None:
-        raise StepFailure(reason)
-    return Probe(memory, times[-1]["wall"])

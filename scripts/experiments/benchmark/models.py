@@ -4,10 +4,9 @@ The models of the speed benchmark, and the steps that are timed.
 SKTformer and encoders of transformers, and two that transformers has not: Linformer and Performer, written here as
 their papers have them, as attention of BERT's layers.
 
-Letters in shapes: B batch, S tokens, d hidden size, H heads, h width of a head, k projected length, m random features.
+Letters in shapes: B batch, S tokens, H heads, h width of a head, k projected length, m random features.
 """
 
-import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from inspect import signature
@@ -16,6 +15,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 from transformers import AttentionInterface, AutoModelForSequenceClassification, PreTrainedConfig, PreTrainedModel
+from transformers.models.bert.modeling_bert import BertSelfAttention
 from transformers.utils import logging
 
 from experiments.architectures import length_fields, resize_config
@@ -63,7 +63,6 @@ class Setting:
 
     num_layers: int | None
     precision: str
-    autocast: bool
     compile: bool
     device: str
     padded: bool = False
@@ -71,30 +70,21 @@ class Setting:
 
 @dataclass(frozen=True)
 class Workload:
-    """
-    What is timed: a step of one model on one batch.
-
-    `model`: one of [`MODELS`]. `size`: one of [`SIZES`]. `length`: tokens in an input. `positions`: tokens that the
-    model is made for. `batch_size`: inputs. `mode`: training or inference. `dropout`: value of every dropout.
-    """
+    """What is timed: a step of one of [`MODELS`] in one of [`SIZES`], on one batch."""
 
     model: str
     size: str
-    length: int
-    positions: int
+    length: int  # tokens in an input
+    positions: int  # tokens that the model is made for
     batch_size: int
-    mode: str
-    dropout: float
+    mode: str  # training or inference
+    dropout: float  # of every kind
 
 
 def build_sizes(size: str, num_layers: int | None = None) -> SKTformerConfig:
     """The sizes that all models take over: those of one of [`SIZES`], with another depth if one is given."""
-    if size == "lra":
-        config = SKTformerConfig(
-            vocab_size=512, hidden_size=64, num_hidden_layers=2, num_attention_heads=2, intermediate_size=128
-        )
-    else:
-        config = load_preset(f"sktformer-{size}")
+    lra: Any = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 128}
+    config = SKTformerConfig(vocab_size=512, **lra) if size == "lra" else load_preset(f"sktformer-{size}")
     if num_layers is not None:
         config.num_hidden_layers = num_layers
     return config
@@ -145,26 +135,21 @@ def unsupported_reason(name: str, length: int) -> str | None:
 def build_model(name: str, config: PreTrainedConfig) -> PreTrainedModel:
     """A model with a sequence classification head and random weights, the same ones at every call."""
     torch.manual_seed(0)
-    own_attention = name in ("linformer", "performer")
-    options = {"attn_implementation": name if own_attention else name.removeprefix("bert-")}
-    if MODELS[name].model_type != "bert":
-        options = {}
+    # Here, because it must hold in the processes that steps are taken in too: models say at each call how they pad.
+    logging.set_verbosity_error()
+    options = {"attn_implementation": name.removeprefix("bert-")} if MODELS[name].model_type == "bert" else {}
     model = AutoModelForSequenceClassification.from_config(config, **options)
-    # Neither is computed in smaller types.
     for module in model.modules():
-        for function in ("fourier_transform", "iterative_inv"):
-            if callable(compute := getattr(module, function, None)):
+        for function in ("fourier_transform", "iterative_inv"):  # FNet's and Nyströmformer's know no smaller types
+            if compute := getattr(module, function, None):
                 setattr(module, function, _in_float32(compute))
-    for layer in cast(Any, model).bert.encoder.layer if own_attention else ():
-        attention = layer.attention.self
-        if name == "performer":
-            attention.register_buffer(
-                "features", draw_orthogonal_features(config.num_random_features, attention.attention_head_size)
-            )
-        else:
+        if isinstance(module, BertSelfAttention) and name == "performer":
+            features = draw_orthogonal_features(config.num_random_features, module.attention_head_size)
+            module.register_buffer("features", features)
+        elif isinstance(module, BertSelfAttention) and name == "linformer":
             shape = (config.projected_length, config.max_position_embeddings)
             for which in ("key_shortening", "value_shortening"):  # E, F
-                attention.register_parameter(which, nn.Parameter(torch.randn(shape) * shape[0] ** -0.5))
+                module.register_parameter(which, nn.Parameter(torch.randn(shape) * shape[0] ** -0.5))
     return model
 
 
@@ -175,7 +160,7 @@ def takes_mask(name: str, model: PreTrainedModel) -> bool:
 
 def make_inputs(workload: Workload, setting: Setting) -> dict[str, torch.Tensor]:
     """
-    What a model is called with: random tokens `(batch_size, length)`, the same for every model, and labels.
+    Random tokens `(batch_size, length)`, the same for every model, and labels.
 
     Padded as a collator does it: to the longest input, the others a quarter as long and more, with a mask.
     """
@@ -205,27 +190,22 @@ def make_step(workload: Workload, setting: Setting) -> Callable[[], None]:
     A training step zeroes gradients, runs forward and backward and lets AdamW update; inference is a forward pass in
     evaluation mode.
     """
-    # Here, because it must hold in the processes that steps are taken in too: models say at each call how they pad.
-    logging.set_verbosity_error()
-    precision, is_training = PRECISIONS[setting.precision], workload.mode == "training"
+    is_training = workload.mode == "training"
     model: Any = build_model(workload.model, build_config(workload, setting.num_layers))
-    model = model.to(setting.device, None if setting.autocast else precision).train(is_training)
+    model = model.to(setting.device, PRECISIONS[setting.precision]).train(is_training)
     inputs = make_inputs(workload, setting)
     forward = cast(Callable[..., Any], torch.compile(model, dynamic=False) if setting.compile else model)
-    autocast = torch.autocast(setting.device, precision) if setting.autocast else contextlib.nullcontext()
     if not is_training:
         del inputs["labels"]
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True) if is_training else None
 
     def step() -> None:
         if optimizer is None:
-            with torch.inference_mode(), autocast:
+            with torch.inference_mode():
                 forward(**inputs)
         else:
             optimizer.zero_grad()
-            with autocast:
-                loss = forward(**inputs).loss
-            loss.backward()
+            forward(**inputs).loss.backward()
             optimizer.step()
         if setting.device == "cuda":
             torch.cuda.synchronize()
@@ -271,39 +251,21 @@ def _attend_performer(
 
 
 def draw_orthogonal_features(num_features: int, head_dim: int) -> torch.Tensor:
-    """
-    Gaussian vectors that are orthogonal in blocks of `head_dim`: Section 2.4 of Choromanski et al. 2021.
-
-    Returns:
-        `torch.Tensor` of shape `(num_features, head_dim)`.
-    """
-    num_blocks = -(-num_features // head_dim)
-    factors = torch.linalg.qr(torch.randn(num_blocks, head_dim, head_dim))
-    # The decomposition picks signs that depend on what is decomposed; without them every direction is equally likely.
-    directions = factors.Q * factors.R.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-2)
-    lengths = torch.randn(num_features, head_dim).norm(dim=1, keepdim=True)
-    return lengths * directions.flatten(0, 1)[:num_features]
+    """`(num_features, head_dim)` Gaussians, orthogonal in blocks of `head_dim`: Section 2.4 of Choromanski et al."""
+    blocks = [nn.init.orthogonal_(torch.empty(head_dim, head_dim)) for _ in range(-(-num_features // head_dim))]
+    return torch.cat(blocks)[:num_features] * torch.randn(num_features, head_dim).norm(dim=1, keepdim=True)
 
 
 def performer_attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, features: torch.Tensor
 ) -> torch.Tensor:
     """
-    Softmax attention approximated with positive random features.
+    Softmax attention approximated with the positive random features W `(m, h)`, in time O(S m h) per head.
 
     With phi(x) = exp(W x - |x|^2 / 2) for x = query or key / h^(1/4), computes
     phi(Q) (phi(K)^T V) / (phi(Q) phi(K)^T 1): Equations 4 and 7, Sections 2.2 and 2.3 of
     [Rethinking Attention with Performers](https://arxiv.org/abs/2009.14794), Choromanski et al. 2021. Factors that
     stand above and below the fraction line, such as phi's 1 / sqrt(m) and the query's exp(-|x|^2 / 2), are left out.
-    Time O(S m h) per head.
-
-    Args:
-        query, key, value (`torch.Tensor` of shape `(batch_size, num_heads, sequence_length, head_dim)`): As in
-            softmax attention, unscaled.
-        features (`torch.Tensor` of shape `(num_features, head_dim)`): The random vectors W.
-
-    Returns:
-        `torch.Tensor` of `query`'s shape.
     """
     scaled_features = features * query.shape[-1] ** -0.25
     query_logits = query @ scaled_features.mT  # (B, H, S, m)

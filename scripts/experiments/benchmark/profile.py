@@ -16,7 +16,6 @@ from unittest import mock
 import torch
 from torch import nn
 from torch.profiler import profile, record_function
-from tqdm import tqdm
 
 from experiments.benchmark.models import PRECISIONS, SIZES, Setting, Workload, build_config, build_model, make_inputs
 from experiments.results import format_table
@@ -24,15 +23,6 @@ from experiments.results import format_table
 
 _PART = "part: "
 _NODE = "autograd::engine::evaluate_function: "
-
-
-def profile_steps(workloads: Sequence[Workload], setting: Setting, rounds: int, warmup: int) -> list[dict[str, Any]]:
-    """The parts of SKTformers' training steps: for each workload `size`, `length` and what [`profile_step`] returns."""
-    progress = tqdm(workloads, desc="Profile", unit="length", disable=None)
-    return [
-        {"size": each.size, "length": each.length, "parts": profile_step(each, setting, rounds, warmup)}
-        for each in progress
-    ]
 
 
 def profile_step(workload: Workload, setting: Setting, rounds: int, warmup: int) -> list[dict[str, Any]]:
@@ -63,14 +53,12 @@ def profile_step(workload: Workload, setting: Setting, rounds: int, warmup: int)
         with label_calls(names), profile() as profiler:
             step()
         times.append(sum_parts(cast(Any, profiler.events()), setting.device))
-    parts = dict.fromkeys(part for of_round in times for part, _ in of_round)
     rows: list[dict[str, Any]] = []
-    for part in parts:
-        forward, backward = (
-            statistics.median(of_round.get((part, phase), 0.0) for of_round in times) / 1000
-            for phase in ("forward", "backward")
-        )
-        rows.append({"part": part, "forward_ms": forward, "backward_ms": backward})
+    for part in dict.fromkeys(part for of_round in times for part, _ in of_round):
+        row: dict[str, Any] = {"part": part}
+        for phase in ("forward", "backward"):
+            row[f"{phase}_ms"] = statistics.median(of_round.get((part, phase), 0.0) for of_round in times) / 1000
+        rows.append(row)
     total = sum(row["forward_ms"] + row["backward_ms"] for row in rows)
     return [row | {"share": (row["forward_ms"] + row["backward_ms"]) / total} for row in rows]
 
