@@ -12,9 +12,10 @@ from tqdm import tqdm
 
 from experiments.benchmark import profile
 from experiments.benchmark.measurement import (
+    KILLED,
     MAX_CALLS,
     OUT_OF_MEMORY,
-    StepFailure,
+    failure_reason,
     median_ratio,
     median_times,
     probe_memory,
@@ -71,8 +72,18 @@ def make_failure():
 def test_memory_is_measured_and_limited_in_a_process_of_its_own():
     probe = run_alone(probe_memory, partial(allocate, 2**27))
     assert 2**27 <= probe.peak_memory < 2**27 + 2**25
-    with pytest.raises(StepFailure, match=f"^{OUT_OF_MEMORY}$"):
+    with pytest.raises(Exception, match="memory") as error:
         run_alone(probe_memory, partial(allocate, 2**29), memory_limit=2**28, preload=("torch",))
+    assert failure_reason(error.value) == OUT_OF_MEMORY
+
+
+def end_process():
+    os.kill(os.getpid(), 9)
+
+
+def test_a_process_that_is_killed_is_said():
+    with pytest.raises(RuntimeError, match=f"^{KILLED}$"):
+        run_alone(probe_memory, end_process, preload=("torch",))
 
 
 def make_sleep(folder, seconds):
@@ -98,7 +109,7 @@ def test_each_round_is_timed_in_a_process_of_its_own(tmp_path, seconds, calls):
 
 @pytest.mark.parametrize("measure", [probe_memory, median_times])
 def test_a_step_that_cannot_be_taken_elsewhere_says_why(measure):
-    with pytest.raises(StepFailure, match="unknown scheme"):
+    with pytest.raises(ValueError, match="unknown scheme"):
         run_alone(measure, make_failure, preload=("torch",))
 
 

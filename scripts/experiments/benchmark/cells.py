@@ -16,7 +16,7 @@ from tqdm import tqdm
 from experiments.arguments import UserError
 from experiments.benchmark import measurement
 from experiments.benchmark.counts import count_step
-from experiments.benchmark.measurement import OUT_OF_MEMORY, Probe, failure_reason, median_ratio
+from experiments.benchmark.measurement import KILLED, OUT_OF_MEMORY, Probe, failure_reason, median_ratio
 from experiments.benchmark.models import Setting, Workload, make_step, make_warm_step, unsupported_reason
 
 
@@ -123,7 +123,7 @@ def reason_from_shorter(rows: Sequence[Mapping], workload: Workload, time_limit:
         return None
     last = max(rows, key=lambda row: row["length"])
     if last["reason"] is not None:
-        return last["reason"] if last["reason"].startswith((OUT_OF_MEMORY, "over ")) else None
+        return last["reason"] if last["reason"].startswith((OUT_OF_MEMORY, KILLED, "over ")) else None
     # No step grows slower than its input does.
     seconds = last["step_time_ms"] / 1000 * workload.length / last["length"]
     return f"over {time_limit:g} s" if seconds > time_limit else None

@@ -18,18 +18,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import conv_flop_count, flop_registry
 
+from experiments.benchmark import models
 from experiments.benchmark.measurement import failure_reason
-from experiments.benchmark.models import (
-    MODELS,
-    PRECISIONS,
-    SIZES,
-    Setting,
-    Workload,
-    build_config,
-    build_model,
-    make_inputs,
-    takes_mask,
-)
+from experiments.benchmark.models import MODELS, PRECISIONS, SIZES, Setting, Workload
 from experiments.results import format_table
 
 
@@ -155,7 +146,7 @@ def count_step(workload: Workload, setting: Setting) -> dict[str, float]:
     Raises:
         ValueError: if the model takes no mask and the setting is of padded inputs.
     """
-    inputs = make_inputs(workload, replace(setting, device="meta"))
+    inputs = models.make_inputs(workload, replace(setting, device="meta"))
     is_training = workload.mode == "training"
     counter, kept = OperatorCounter(answer=not setting.padded), {}
 
@@ -164,9 +155,9 @@ def count_step(workload: Workload, setting: Setting) -> dict[str, float]:
         return tensor.detach()
 
     with torch.device("meta"), FusedAttention(), torch.set_grad_enabled(is_training):
-        model: Any = build_model(workload.model, build_config(workload, setting.num_layers))
+        model: Any = models.build_model(workload.model, models.build_config(workload, setting.num_layers))
         model.to(PRECISIONS[setting.precision]).train(is_training)
-        if setting.padded and not takes_mask(workload.model, model):
+        if setting.padded and not models.takes_mask(workload.model, model):
             raise ValueError("takes no mask")
         with saved_tensors_hooks(keep, lambda tensor: tensor), counter:
             loss = model(**inputs).loss

@@ -11,6 +11,8 @@ import multiprocessing
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,14 +23,11 @@ from tqdm import tqdm
 
 
 OUT_OF_MEMORY = "out of memory"
+KILLED = "killed, as where memory is short"
 SHORT_STEP_S = 1.0
 MAX_CALLS = 20
 Result = TypeVar("Result")
 StepMaker = Callable[[], Callable[[], Any]]
-
-
-class StepFailure(RuntimeError):
-    """A step that cannot be taken; the message is a few words that can stand in a table."""
 
 
 @dataclass
@@ -137,48 +136,26 @@ def run_alone(
     preload: Sequence[str] = (),
 ) -> Result:
     """
-    What [`probe_memory`] or [`median_times`] returns in a new process.
+    What `measure`, [`probe_memory`] or [`median_times`], returns or raises in a new process.
 
-    Args:
-        measure (callable): One of these.
-        make_step (callable): Builds the step there; a function of a module, or a `partial` of one.
-        memory_limit (`int`, *optional*): Bytes that the process may allocate, the step's weights included; more is a
-            failure (Linux alone).
-        preload (sequence of `str`, *optional*): Installed modules that take long to import. Where there is fork, the
-            first call that names some imports them for all later ones too.
-
-    Raises:
-        StepFailure: if the step cannot be built or taken.
+    `make_step` builds the step there: a function of a module, or a `partial` of one. The process may allocate
+    `memory_limit` bytes, the step's weights included (Linux alone). Where there is fork, the first call that names
+    modules to `preload`, which take long to import, imports them for all later ones too.
     """
     forks = bool(preload) and "forkserver" in multiprocessing.get_all_start_methods()
     context: Any = multiprocessing.get_context("forkserver" if forks else "spawn")
     if forks:
         context.set_forkserver_preload(list(preload))
-    receiver, sender = context.Pipe(duplex=False)
-    what = (sender, torch.get_num_threads(), memory_limit, measure, make_step)
-    process = context.Process(target=_send_result, args=what)
-    process.start()
-    sender.close()
-    try:
-        result = receiver.recv()
-    except EOFError:
-        process.join()
-        killed = process.exitcode == -9  # which Linux does to a process when memory is short
-        result = OUT_OF_MEMORY if killed else f"The process that took the step ended with status {process.exitcode}"
-    finally:
-        process.join()
-    if isinstance(result, str):
-        raise StepFailure(result)
-    return result
+    with ProcessPoolExecutor(1, context, _prepare_process, (torch.get_num_threads(), memory_limit)) as pool:
+        try:
+            return pool.submit(measure, make_step).result()
+        except BrokenProcessPool as error:
+            raise RuntimeError(KILLED) from error
 
 
-def _send_result(sender: Any, num_threads: int, limit: int | None, measure: Callable, make_step: Callable) -> None:
+def _prepare_process(num_threads: int, memory_limit: int | None) -> None:
     torch.set_num_threads(num_threads)
-    try:
-        if limit is not None:
-            with contextlib.suppress(OSError, AttributeError):  # where psutil has no limits
-                process: Any = psutil.Process()
-                process.rlimit(psutil.RLIMIT_DATA, (process.memory_info().data + limit,) * 2)
-        sender.send(measure(make_step))
-    except Exception as error:
-        sender.send(failure_reason(error))
+    if memory_limit is not None:
+        with contextlib.suppress(OSError, AttributeError):  # where psutil has no limits
+            process: Any = psutil.Process()
+            process.rlimit(psutil.RLIMIT_DATA, (process.memory_info().data + memory_limit,) * 2)

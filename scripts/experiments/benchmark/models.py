@@ -35,24 +35,20 @@ MODELS = {
     "sktformer": Encoder("SKTformer", "sktformer"),
     "bert-eager": Encoder("BERT (eager)", "bert"),
     "bert-sdpa": Encoder("BERT (SDPA)", "bert", "fused attention, on CPUs without dropout alone, as in other models."),
-    "modernbert": Encoder(
-        "ModernBERT", "modernbert", "three feed-forward matrices, not two; every third layer global."
-    ),
+    "modernbert": Encoder("ModernBERT", "modernbert", "three feed-forward matrices; every third layer global."),
     "nystromformer": Encoder("Nyströmformer", "nystromformer", "64 landmarks, half the length below 128 tokens."),
     "fnet": Encoder("FNet", "fnet"),
     "bigbird": Encoder("BigBird", "big_bird", "blocks of 64, 3 random ones, without dropout; full up to 704 tokens."),
     "longformer": Encoder("Longformer", "longformer", "window of 512 tokens, global attention from the first token."),
-    "reformer": Encoder(
-        "Reformer", "reformer", "local and LSH layers in turn, one hash; runs layers again backwards."
-    ),
+    "reformer": Encoder("Reformer", "reformer", "local and LSH layers in turn, one hash; layers run twice."),
     "linformer": Encoder("Linformer", "bert", "projected length 256; our implementation of the paper's equations."),
     "performer": Encoder("Performer", "bert", "FAVOR+, 4 random features per column, 64 to 256; our implementation."),
 }
 # The paper's model for the Text task of Long Range Arena (Table 4), and the presets.
 SIZES = {"lra": "LRA model"} | {
-    name: "BERT base's sizes" if name == "base" else f"{name} preset"
-    for name in (preset.removeprefix("sktformer-") for preset in available_presets())
+    preset.removeprefix("sktformer-"): f"{preset.removeprefix('sktformer-')} preset" for preset in available_presets()
 }
+SIZES["base"] = "BERT base's sizes"
 NUM_LABELS = 2
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -96,12 +92,8 @@ def build_config(workload: Workload, num_layers: int | None) -> PreTrainedConfig
     sizes = build_sizes(workload.size, num_layers)
     config = sizes if name == "sktformer" else resize_config(MODELS[name].model_type, sizes)
     config.pad_token_id = 0  # behind which some architectures begin to count positions
-    values: dict[str, Any] = {
-        "vocab_size": sizes.vocab_size,
-        "num_labels": NUM_LABELS,
-        "problem_type": "single_label_classification",
-        **length_fields(config, length),
-    }
+    values: dict[str, Any] = {"vocab_size": sizes.vocab_size, "num_labels": NUM_LABELS}
+    values |= {"problem_type": "single_label_classification", **length_fields(config, length)}
     if hasattr(config, "classifier_pooling"):
         values["classifier_pooling"] = "mean"
     if name == "reformer":

@@ -40,10 +40,7 @@ COMPARISONS = {
         "transform is longer than the inputs need, the equal result is computed at a shorter length. Padded batches "
         f"hold inputs of a quarter of the length and more. {_STEPS}",
     ),
-    "speed_profile": (
-        "Where the time of a training step goes",
-        "SKTformer with a sequence classification head, made for the length.",
-    ),
+    "speed_profile": ("Where the time of a training step goes", "Sequence classification by SKTformer."),
     "counts": ("What a layer asks of a device", LEGEND),
 }
 # The flags that tell sections of a file apart, and those that say nothing about what is measured.
@@ -70,11 +67,8 @@ def open_section(flags: Mapping[str, Any], path: Path, merge: bool) -> dict[str,
     section = {
         "key": {name: flags[name] for name in _SETTINGS},
         "plan": {name: value for name, value in flags.items() if name not in _FREE_FLAGS},
-        "command": command_line(),
-        "environment": environment,
-        "commits": [environment["commit"]],
-        "finished": False,
-        "rows": [],
+        **{"command": command_line(), "environment": environment, "commits": [environment["commit"]]},
+        **{"finished": False, "rows": []},
     }
     earlier = load_sections(path)
     others = [entry for entry in earlier if entry["key"] != section["key"]]
@@ -124,14 +118,12 @@ def save_section(section: Mapping, path: Path) -> str:
 def section_title(section: Mapping) -> str:
     """The settings of a section in a few words."""
     key = section["key"]
-    depth, tokens, positions, dropout = (
-        key[name] for name in ("num_layers", "tokens_per_batch", "made_for", "dropout")
-    )
+    depth, tokens, dropout = key["num_layers"], key["tokens_per_batch"], key["dropout"]
     words = [
         " and ".join(SIZES[size] for size in key["size"]),
         f"{depth} layer{'s' if depth > 1 else ''}" if depth else "",
         f"{tokens:,} tokens" if tokens else f"batch {key['batch_size']}",
-        f"made for {positions:,} tokens" if positions else "",
+        f"made for {key['made_for']:,} tokens" if key["made_for"] else "",
         "padded" if key["padded"] else "",
         key["precision"],
         "compiled" if key["compile"] else "",
