@@ -10,9 +10,9 @@ Measure time and memory of a step against the length of the inputs, for SKTforme
 The first compares models at each length, of the same width, depth, heads, batch, precision and data, each made for
 the length. The next three take SKTformer alone: lengths at the same number of tokens, inputs shorter than those that
 the model was made for, and the parts of a training step. Steps are timed in interleaved rounds, memory is measured for
-each alone. --count measures nothing, and needs no GPU for what it says about GPUs: operators, bytes and multiply-adds
-of one layer. NAME.md, .json and pictures go to --results_dir after all that is timed together; started again with the
-same flags, it measures what is missing. --merge keeps what the files hold of other settings.
+each alone. --count measures nothing and needs no GPU: it counts the operators, bytes and multiply-adds of one layer.
+NAME.md, .json and pictures go to --results_dir after all that is timed together; started again with the same flags, it
+measures what is missing. --merge keeps what the files hold of other settings.
 """
 
 from dataclasses import asdict, dataclass, field
@@ -52,7 +52,7 @@ class BenchmarkArguments(MeasurementArguments):
 
     models: list[str] = field(default_factory=list, metadata=_help("By default all; five to --count.", MODELS))
     size: list[str] = field(default_factory=list, metadata=_help("By default lra; base to --count.", SIZES))
-    lengths: list[int] = field(default_factory=list, metadata=_help("Tokens in an input."))
+    lengths: list[int] = field(default_factory=list, metadata=_help("Tokens in an input, by default 512 to 16,384."))
     batch_size: int | None = field(default=None, metadata=_help("Inputs in a batch, by default 32."))
     tokens_per_batch: int | None = field(default=None, metadata=_help("Tokens in every batch instead."))
     made_for: int | None = field(default=None, metadata=_help("Compare with a model made for so many tokens."))

@@ -14,6 +14,7 @@ from experiments.arguments import UserError, parse_args
 from experiments.benchmark import cells, report
 from experiments.benchmark.measurement import OUT_OF_MEMORY, Probe
 from experiments.benchmark.models import Workload
+from experiments.plots import open_figure
 
 
 RESULTS = Path(__file__).parents[2] / "model_cards" / "results"
@@ -106,6 +107,12 @@ def test_tables_and_pictures_are_written(quick):
     (picture,) = quick.folder.glob("*.png")
     assert f"]({picture.name})" in text
     assert picture.stat().st_size > 10_000
+
+
+def test_a_picture_is_there_as_a_whole_or_not_at_all(tmp_path):
+    with pytest.raises(KeyError), open_figure(tmp_path / "curve.png", "a model"):
+        raise KeyError
+    assert not list(tmp_path.iterdir())
 
 
 def test_failures_become_values_of_the_table(quick):

@@ -6,6 +6,7 @@ same number.
 """
 
 import contextlib
+import os
 import re
 import statistics
 from collections import defaultdict
@@ -21,6 +22,7 @@ from experiments.benchmark.models import PRECISIONS, SIZES, Setting, Workload, b
 from experiments.results import format_table
 
 
+os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # it would tell the terminal of every start and stop
 _PART = "part: "
 _NODE = "autograd::engine::evaluate_function: "
 
@@ -91,7 +93,10 @@ def sum_parts(events: Sequence[Any], device: str) -> dict[tuple[str, str], float
             parts[event.sequence_nr] = key[0]
         else:
             accumulates = "AccumulateGrad" in owner.name
-            key = "gradients of weights" if accumulates else parts.get(owner.sequence_nr, "between them"), "backward"
+            key = (
+                "gradients of weights" if accumulates else parts.get(owner.sequence_nr, "between the modules"),
+                "backward",
+            )
         times[key] += event.self_device_time_total if device == "cuda" else event.self_cpu_time_total
     return times
 
