@@ -5,102 +5,89 @@ Measure time and memory of a step against the length of the inputs, for SKTforme
     python scripts/benchmark.py --size tiny --tokens_per_batch 65536 --lengths 128 1024 8192
     python scripts/benchmark.py --size tiny mini --made_for 512 --lengths 128 --padded
     python scripts/benchmark.py --profile --size lra --batch_size 4 --lengths 1024 4096
+    python scripts/benchmark.py --count
 
 The first compares models at each length, of the same width, depth, heads, batch, precision and data, each made for
-the length. The others take SKTformer alone: lengths at the same number of tokens, inputs shorter than those that the
-model was made for, and the parts of a training step. Steps are timed in interleaved rounds, memory is measured for
-each alone. NAME.md, .json and pictures go to --results_dir after all that is timed together; started again with the
-same flags, it measures what is missing. --merge keeps what the files hold of other settings.
+the length. The next three take SKTformer alone: lengths at the same number of tokens, inputs shorter than those that
+the model was made for, and the parts of a training step. Steps are timed in interleaved rounds, memory is measured for
+each alone. --count measures nothing and needs no GPU: it counts the operators, bytes and multiply-adds of one layer.
+NAME.md, .json and pictures go to --results_dir after all that is timed together; started again with the same flags, it
+measures what is missing. --merge keeps what the files hold of other settings.
 """
 
 from dataclasses import asdict, dataclass, field
 from itertools import product
 from pathlib import Path
-from typing import Literal
+from typing import Any
+
+from tqdm import tqdm
 
 from experiments.arguments import UserError, parse_args, run_script
 from experiments.benchmark.cells import Cell, MeasurementArguments, measure_cells
-from experiments.benchmark.models import MODELS, SIZES, Setting, Workload, build_sizes
-from experiments.benchmark.profile import profile_steps
-from experiments.benchmark.report import COMPARISONS, open_section, save_section
+from experiments.benchmark.counts import count_row
+from experiments.benchmark.models import MODELS, PRECISIONS, SIZES, Setting, Workload, build_sizes
+from experiments.benchmark.profile import profile_step
+from experiments.benchmark.report import open_section, save_section
+
+
+# What stands for flags that are not given: of all but --count, and of --count.
+DEFAULTS: dict[str, Any] = {
+    **{"models": list(MODELS), "size": ["lra"], "lengths": [512, 1024, 2048, 3072, 4096, 8192, 16384]},
+    **{"batch_size": 32, "dropout": [0.0, 0.1], "precision": "float32"},
+}
+COUNT_DEFAULTS: dict[str, Any] = {
+    **{"models": ["sktformer", "bert-sdpa", "modernbert", "nystromformer", "fnet"], "size": ["base"]},
+    **{"lengths": [512, 4096], "tokens_per_batch": 16384, "dropout": [0.0], "precision": "bfloat16"},
+}
+MODES = ["training", "inference"]
+
+
+def _help(text: str, choices: Any = None) -> dict[str, Any]:
+    return {"help": text} | ({"choices": list(choices)} if choices else {})
 
 
 @dataclass
 class BenchmarkArguments(MeasurementArguments):
     """What is measured and where it goes."""
 
-    models: list[str] | None = field(
-        default=None,
-        metadata={"help": f"Any of {', '.join(MODELS)}. By default all, or sktformer where it is alone."},
-    )
-    lengths: list[int] = field(
-        default_factory=lambda: [512, 1024, 2048, 3072, 4096, 8192, 16384], metadata={"help": "Tokens in an input."}
-    )
-    batch_size: int = field(default=32, metadata={"help": "Inputs in a batch."})
-    tokens_per_batch: int | None = field(
-        default=None, metadata={"help": "Tokens in a batch of every length, instead of --batch_size."}
-    )
-    made_for: int | None = field(
-        default=None,
-        metadata={"help": "Tokens that the model was made for, beside one made for each of the shorter --lengths."},
-    )
-    padded: bool = field(default=False, metadata={"help": "With --made_for: inputs padded to the length."})
-    size: list[str] = field(
-        default_factory=lambda: ["lra"],
-        metadata={"help": f"Sizes of all models, the paper's for LRA or a preset's: {', '.join(SIZES)}."},
-    )
-    num_layers: int | None = field(default=None, metadata={"help": "Layers, if not those of --size."})
-    dropout: list[float] = field(
-        default_factory=lambda: [0.0, 0.1],
-        metadata={"help": "All dropouts of every model in training, one after another."},
-    )
-    precision: Literal["float32", "bfloat16", "float16"] = field(
-        default="float32", metadata={"help": "Type of the weights, or with --autocast of the products."}
-    )
-    autocast: bool = field(default=False, metadata={"help": "Keep float32 weights and cast where PyTorch does."})
-    modes: list[str] = field(
-        default_factory=lambda: ["training", "inference"], metadata={"help": "training, inference or both."}
-    )
-    baseline: str = field(default="bert-sdpa", metadata={"help": "The model that speeds are multiples of."})
-    profile: bool = field(
-        default=False, metadata={"help": "Measure the parts of SKTformer's training step at each length instead."}
-    )
-    merge: bool = field(default=False, metadata={"help": "Keep what the results hold of other settings."})
-    results_name: str | None = field(
-        default=None, metadata={"help": f"Name of the results' files, by default {', '.join(COMPARISONS)}."}
-    )
-    results_dir: str = field(default="runs/benchmark", metadata={"help": "Folder of the results."})
+    models: list[str] = field(default_factory=list, metadata=_help("By default all; five to --count.", MODELS))
+    size: list[str] = field(default_factory=list, metadata=_help("By default lra; base to --count.", SIZES))
+    lengths: list[int] = field(default_factory=list, metadata=_help("Tokens in an input, by default 512 to 16,384."))
+    batch_size: int | None = field(default=None, metadata=_help("Inputs in a batch, by default 32."))
+    tokens_per_batch: int | None = field(default=None, metadata=_help("Tokens in every batch instead."))
+    made_for: int | None = field(default=None, metadata=_help("Compare with a model made for so many tokens."))
+    padded: bool = field(default=False, metadata=_help("With --made_for: inputs padded to the length."))
+    num_layers: int | None = field(default=None, metadata=_help("Layers, if not those of --size."))
+    dropout: list[float] = field(default_factory=list, metadata=_help("In training, by default 0 and 0.1."))
+    precision: str = field(default="", metadata=_help("By default float32; bfloat16 to --count.", PRECISIONS))
+    modes: list[str] = field(default_factory=list, metadata=_help("By default both.", MODES))
+    profile: bool = field(default=False, metadata=_help("Profile the parts of training steps."))
+    count: bool = field(default=False, metadata=_help("Count what a layer's training step does."))
+    merge: bool = field(default=False, metadata=_help("Keep what the results hold of other settings."))
+    results_dir: str = field(default="runs/benchmark", metadata=_help("Folder of the results."))
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        alone = self.comparison != "speed"
-        if self.profile:
-            self.modes, self.dropout = ["training"], self.dropout[-1:]
-        self.models = list(dict.fromkeys(self.models or (["sktformer"] if alone else MODELS)))
-        self.lengths, self.size = sorted(set(self.lengths)), list(dict.fromkeys(self.size))
-        self.dropout = list(dict.fromkeys(self.dropout))
-        for flag, given, known in (
-            ("--models", self.models, MODELS),
-            ("--modes", self.modes, ("training", "inference")),
-            ("--size", self.size, SIZES),
-        ):
-            unknown = [name for name in given if name not in known]
-            if unknown or not given:
-                raise UserError(f"{flag} {' '.join(unknown)}: choose from {', '.join(known)}.")
-        if sum(map(bool, (self.tokens_per_batch, self.made_for, self.profile))) > 1:
-            raise UserError("--tokens_per_batch, --made_for and --profile measure different things; give one of them.")
-        if alone and self.models != ["sktformer"]:
-            raise UserError(f"--models {' '.join(self.models)}: this measures sktformer alone; leave the flag out.")
-        if not alone and self.baseline not in self.models:
-            raise UserError(
-                f"--baseline {self.baseline} is none of --models {' '.join(self.models)}; choose one of them."
-            )
         for flag in ("batch_size", "tokens_per_batch", "made_for", "num_layers"):
-            value = getattr(self, flag)
-            if value is not None and value < 1:
+            if (value := getattr(self, flag)) is not None and value < 1:
                 raise UserError(f"--{flag} {value} must be at least 1.")
+        if sum(map(bool, (self.tokens_per_batch and not self.count, self.made_for, self.profile, self.count))) > 1:
+            flags = "--tokens_per_batch, --made_for, --profile and --count"
+            raise UserError(f"{flags} measure different things; give one of them.")
+        alone = self.comparison not in ("speed", "counts")
+        if alone and self.models not in ([], ["sktformer"]):
+            raise UserError(f"--models {' '.join(self.models)}: this measures sktformer alone; leave the flag out.")
+        defaults = DEFAULTS | {"modes": MODES} | ({"models": ["sktformer"]} if alone else {})
+        if self.count:
+            defaults |= COUNT_DEFAULTS | ({"tokens_per_batch": None} if self.batch_size else {})
+        for name, value in defaults.items():
+            setattr(self, name, getattr(self, name) or value)
+        if self.profile or self.count:
+            self.modes, self.dropout = ["training"], self.dropout[-1:]
+        self.models, self.size = list(dict.fromkeys(self.models)), list(dict.fromkeys(self.size))
+        self.lengths, self.dropout = sorted(set(self.lengths)), list(dict.fromkeys(self.dropout))
         # Samples, windows and patches of the models do not fit into fewer tokens.
-        if not self.lengths or self.lengths[0] < 16:
+        if self.lengths[0] < 16:
             raise UserError(f"--lengths {' '.join(map(str, self.lengths))}: each must be at least 16 tokens.")
         odd = [str(length) for length in self.lengths if (self.tokens_per_batch or 0) % length]
         if odd:
@@ -109,26 +96,25 @@ class BenchmarkArguments(MeasurementArguments):
             raise UserError(f"--made_for {self.made_for} must be more than --lengths, which has {self.lengths[-1]}.")
         if self.padded and not self.made_for:
             raise UserError("--padded: models are compared without padding; give --made_for with it.")
-        if not self.dropout or not all(0 <= value < 1 for value in self.dropout):
+        if not all(0 <= value < 1 for value in self.dropout):
             raise UserError(f"--dropout {' '.join(map(str, self.dropout))}: each must be at least 0 and below 1.")
-        if self.profile and (self.autocast or self.compile):
-            raise UserError("--profile runs the parts one by one, without --autocast and --compile; leave them out.")
-        if self.autocast and self.precision == "float32":
-            raise UserError("--autocast casts to a smaller type; give --precision bfloat16 or float16 with it.")
+        if self.compile and (self.profile or self.count):
+            raise UserError("--compile: --profile and --count look into the model; leave it out.")
         depths = {build_sizes(size, self.num_layers).num_hidden_layers for size in self.size}
-        self.num_layers = depths.pop() if len(depths) == 1 else None
+        self.num_layers = depths.pop() if len(depths) == 1 and not self.count else None
 
     @property
     def comparison(self) -> str:
         """One of [`COMPARISONS`]."""
-        if self.profile:
-            return "speed_profile"
+        if self.profile or self.count:
+            return "speed_profile" if self.profile else "counts"
         return "scaling" if self.tokens_per_batch else "short_inputs" if self.made_for else "speed"
 
     @property
     def setting(self) -> Setting:
         """What all steps have in common."""
-        return Setting(self.num_layers, self.precision, self.autocast, self.compile, self.device, self.padded)
+        device = "meta" if self.count else self.device
+        return Setting(self.num_layers, self.precision, self.compile, device, self.padded)
 
     @property
     def cells(self) -> list[Cell]:
@@ -136,13 +122,14 @@ class BenchmarkArguments(MeasurementArguments):
         cases = [("training", value) for value in self.dropout] if "training" in self.modes else []
         cases += [("inference", 0.0)] if "inference" in self.modes else []  # which has no dropout
         groups: dict[tuple, list[Workload]] = {}
-        for length, (mode, dropout), size, model in product(self.lengths, cases, self.size, self.models or []):
-            batch_size = self.tokens_per_batch // length if self.tokens_per_batch else self.batch_size
-            for positions in (length, self.made_for) if self.made_for else (length,):
+        for length, (mode, dropout), size, model in product(self.lengths, cases, self.size, self.models):
+            batch_size = self.tokens_per_batch // length if self.tokens_per_batch else self.batch_size or 1
+            own = max(512, length) if self.count else length
+            for positions in (own, self.made_for) if self.made_for else (own,):
                 workload = Workload(model, size, length, positions, batch_size, mode, dropout)
-                together = (size, mode, dropout, None if self.tokens_per_batch else length)
+                together = (size, mode, dropout, None if self.comparison == "scaling" else length)
                 groups.setdefault(together, []).append(workload)
-        baseline = self.baseline if self.comparison == "speed" else "sktformer"
+        baseline = "bert-sdpa" if "bert-sdpa" in self.models else self.models[0]
         return [
             Cell(tuple(group), next(workload for workload in group if workload.model == baseline))
             for group in groups.values()
@@ -151,18 +138,26 @@ class BenchmarkArguments(MeasurementArguments):
 
 def main() -> None:
     (arguments,) = parse_args([BenchmarkArguments], description=__doc__)
-    path = Path(arguments.results_dir) / (arguments.results_name or arguments.comparison)
-    section = open_section({**asdict(arguments), "comparison": arguments.comparison}, path, arguments.merge)
+    cells, setting = arguments.cells, arguments.setting
+    path = Path(arguments.results_dir) / arguments.comparison
+    plan = {"comparison": arguments.comparison, "device": setting.device, "baseline": cells[0].baseline.model}
+    section = open_section(asdict(arguments) | plan, path, arguments.merge)
+    workloads = [workload for cell in cells for workload in cell.workloads]
     if arguments.profile:
-        workloads = [cell.baseline for cell in arguments.cells]
-        section |= profile_steps(workloads, arguments.setting, arguments.rounds)
+        section["profiles"] = [
+            {"size": each.size, "length": each.length}
+            | {"parts": profile_step(each, setting, arguments.rounds, arguments.warmup)}
+            for each in tqdm(workloads, "Profile", unit="length", disable=None)
+        ]
+    elif arguments.count:
+        counted = tqdm(list(product(workloads, (False, True))), "Count", unit="row", disable=None)
+        section["rows"] = [count_row(each, setting, masked) for each, masked in counted]
     else:
-        for rows in measure_cells(arguments.cells, arguments.setting, arguments, section["rows"]):
+        for rows in measure_cells(cells, setting, arguments, section["rows"]):
             section["rows"] += rows
             save_section(section, path)
     section["finished"] = True
-    save_section(section, path)
-    print(Path(f"{path}.md").read_text(encoding="utf-8"))
+    print(save_section(section, path))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Results: files that are there as a whole or not at all, tables, and where their numbers come from."""
 
+import contextlib
 import json
 import os
 import platform
@@ -7,7 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -20,6 +21,8 @@ from experiments.arguments import ROOT, UserError, one_line
 
 # Of the environment: they say how memory is taken and given back, which changes times on processors.
 _ALLOCATOR_VARIABLES = ("GLIBC_TUNABLES", "MALLOC_")
+# Of the project: what changes results.
+_SOURCES = ("modeling_sktformer", "scripts", "configuration")
 
 
 @dataclass
@@ -29,35 +32,40 @@ class ResultsArguments:
     results_dir: str = field(default="runs/results", metadata={"help": "Folder of the table, its data and pictures."})
 
 
-def write_atomically(path: str | Path, text: str) -> None:
-    """Write a text file so that it is there as a whole or not at all, also where the disk is full."""
+@contextlib.contextmanager
+def replace_file(path: str | Path) -> Iterator[Path]:
+    """A path to write to, whose file then takes the place of `path`: as a whole or not at all, also on a full disk."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        partial.write_text(text, encoding="utf-8")
+        yield partial
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
 
 
-def write_json(path: str | Path, values: Any) -> None:
-    """
-    Write JSON as [`write_atomically`] does.
+def write_atomically(path: str | Path, text: str) -> None:
+    """Write a text file as [`replace_file`] does."""
+    with replace_file(path) as partial:
+        partial.write_text(text, encoding="utf-8")
 
-    Raises:
-        ValueError: if a value is not a finite number, which JSON does not know.
-    """
+
+def write_json(path: str | Path, values: Any) -> None:
+    """Write JSON as [`replace_file`] does; ValueError if a number is not finite, which JSON does not know."""
     write_atomically(path, json.dumps(values, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
-def read_json(path: str | Path) -> Any:
-    """
-    The contents of a JSON file.
+def write_results(path: Path, values: Any, paragraphs: Iterable[str]) -> str:
+    """Write `path`.json with values and `path`.md with paragraphs, which are returned as one text."""
+    text = "\n\n".join(paragraphs) + "\n"
+    write_json(f"{path}.json", values)
+    write_atomically(f"{path}.md", text)
+    return text
 
-    Raises:
-        UserError: if it cannot be read.
-    """
+
+def read_json(path: str | Path) -> Any:
+    """The contents of a JSON file; UserError if it cannot be read."""
     try:
         return json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -117,15 +125,12 @@ def _processor_name() -> str:
 
 def _commit() -> str | None:
     """The commit of the source tree, with a + if files in it have changed; None outside a git checkout."""
-    git = ["git", "-C", str(ROOT)]
+    git = ("git", "-C", str(ROOT))
+    looks = ("rev-parse", "--short", "HEAD"), ("status", "--porcelain", "--", *_SOURCES)
     try:
-        commit = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True)
-        changes = subprocess.run(
-            [*git, "status", "--porcelain", "--", "modeling_sktformer", "scripts", "configuration"],
-            capture_output=True,
-            text=True,
-            check=True,
+        commit, changes = (
+            subprocess.check_output([*git, *look], text=True, stderr=subprocess.DEVNULL) for look in looks
         )
     except (OSError, subprocess.CalledProcessError):
         return None
-    return commit.stdout.strip() + ("+" if changes.stdout.strip() else "")
+    return commit.strip() + ("+" if changes.strip() else "")

@@ -7,38 +7,38 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
+from tqdm import tqdm
 
-from experiments.benchmark import measurement, profile
-from experiments.benchmark.counts import count_operations
+from experiments.benchmark import profile
 from experiments.benchmark.measurement import (
+    KILLED,
     MAX_CALLS,
     OUT_OF_MEMORY,
-    StepFailure,
+    failure_reason,
     median_ratio,
     median_times,
     probe_memory,
     run_alone,
-    time_interleaved,
+    time_in_turn,
 )
-from experiments.benchmark.models import Setting, Workload, build_config
-from modeling_sktformer import folded_attention, folded_stem
+from experiments.benchmark.models import Setting, Workload
 
 
-def test_slow_steps_take_part_in_fewer_rounds():
+SECOND = {"wall": 1.0, "cpu": 1.0}
+
+
+def test_steps_take_turns_and_slow_ones_take_part_in_fewer_rounds():
     calls: list[str] = []
-    times = time_interleaved({name: partial(calls.append, name) for name in "AB"}, 3, warmup=2, fewer_rounds={"B": 1})
-    # From its second turn on a step is known to be short, and taken once more before it counts.
-    assert "".join(calls) == "A" + "AAB" + "AABB" + "AA" + "AA"
-    assert [len(times[name]) for name in "AB"] == [3, 1]
 
+    def turn(name):
+        calls.append(name)
+        return SECOND
 
-@pytest.mark.parametrize(("short_step", "turn"), [(0.0, "ab"), (1000.0, "aabb")])
-def test_times_are_taken_in_turn_and_short_steps_twice(monkeypatch, short_step, turn):
-    monkeypatch.setattr(measurement, "SHORT_STEP_S", short_step)
-    order: list[str] = []
-    times = time_interleaved({name: partial(order.append, name) for name in "ab"}, rounds=3, warmup=1)
-    assert "".join(order) == "ab" + turn * 3  # no time is known yet in the first round
-    assert [len(rounds) for rounds in times.values()] == [3, 3]
+    with tqdm(total=3, disable=True) as progress:
+        times = time_in_turn({name: partial(turn, name) for name in "AB"}, {"A": 3, "B": 1}, {}, progress)
+    assert "".join(calls) == "ABAA"
+    assert times == {"A": [SECOND] * 3, "B": [SECOND]}
 
 
 def test_ratios_are_taken_in_each_round():
@@ -52,14 +52,12 @@ def test_steps_that_fail_leave_the_others_in_turn():
     def fail():
         raise RuntimeError("no | kernel. Sorry.")
 
-    steps = {"good": lambda: None, "bad": fail}
+    turns = {"good": lambda: SECOND, "bad": fail}
     failures: dict[str, str | None] = {"good": None}
-    times = time_interleaved(steps, 2, failures=failures)
+    times = time_in_turn(turns, {"good": 2, "bad": 2}, failures, tqdm(disable=True))
     assert failures == {"good": None, "bad": "no / kernel"}
-    assert [len(times[name]) for name in ("good", "bad")] == [2, 0]
-    assert set(steps) == {"good"}
-    with pytest.raises(RuntimeError, match="kernel"):
-        time_interleaved({"bad": fail}, 2)
+    assert times == {"good": [SECOND] * 2, "bad": []}
+    assert set(turns) == {"good"}
 
 
 def allocate(num_bytes):
@@ -74,8 +72,18 @@ def make_failure():
 def test_memory_is_measured_and_limited_in_a_process_of_its_own():
     probe = run_alone(probe_memory, partial(allocate, 2**27))
     assert 2**27 <= probe.peak_memory < 2**27 + 2**25
-    with pytest.raises(StepFailure, match=f"^{OUT_OF_MEMORY}$"):
+    with pytest.raises(Exception, match="memory") as error:
         run_alone(probe_memory, partial(allocate, 2**29), memory_limit=2**28, preload=("torch",))
+    assert failure_reason(error.value) == OUT_OF_MEMORY
+
+
+def end_process():
+    os.kill(os.getpid(), 9)
+
+
+def test_a_process_that_is_killed_is_said():
+    with pytest.raises(RuntimeError, match=f"^{KILLED}$"):
+        run_alone(probe_memory, end_process, preload=("torch",))
 
 
 def make_sleep(folder, seconds):
@@ -92,8 +100,8 @@ def make_sleep(folder, seconds):
 @pytest.mark.parametrize(("seconds", "calls"), [(0.01, 2 + MAX_CALLS), (0.6, 4)])
 def test_each_round_is_timed_in_a_process_of_its_own(tmp_path, seconds, calls):
     make_step = partial(make_sleep, str(tmp_path), seconds)
-    step = partial(run_alone, partial(median_times, warmup=2), make_step, preload=("torch",))
-    times = time_interleaved({"sleep": step}, 2, warmup=0)["sleep"]
+    turn = partial(run_alone, partial(median_times, warmup=2), make_step, preload=("torch",))
+    times = [turn(), turn()]
     assert [entry["wall"] for entry in times] == pytest.approx([seconds] * 2, abs=0.05)
     assert all(entry["cpu"] < 0.05 for entry in times)
     assert [len(path.read_text()) for path in tmp_path.iterdir()] == [calls] * 2
@@ -101,28 +109,40 @@ def test_each_round_is_timed_in_a_process_of_its_own(tmp_path, seconds, calls):
 
 @pytest.mark.parametrize("measure", [probe_memory, median_times])
 def test_a_step_that_cannot_be_taken_elsewhere_says_why(measure):
-    with pytest.raises(StepFailure, match="unknown scheme"):
+    with pytest.raises(ValueError, match="unknown scheme"):
         run_alone(measure, make_failure, preload=("torch",))
 
 
-@pytest.mark.parametrize("folded", [False, True])
-def test_profile_parts_add_up_to_the_step(folded, monkeypatch):
-    monkeypatch.setattr(folded_attention, "FOLDING_OVERHEAD", 0 if folded else 1 << 40)
-    monkeypatch.setattr(folded_stem, "MAX_NARROW_SIZE", 0 if folded else 1000)
-    monkeypatch.setattr(folded_stem, "MIN_SEQUENCES", 1)
+def test_profile_parts_are_modules_and_add_up():
     workload = Workload("sktformer", "lra", 64, 64, 2, "training", 0.1)
-    setting = Setting(num_layers=1, precision="float32", autocast=False, compile=False, device="cpu")
-    parts = profile.profile_step(workload, setting, rounds=1, matmul_rate=1e9)
-    names = [row["part"] for row in parts]
-    assert names[-3:] == ["between the parts", "forward and backward pass", "optimizer"]
-    assert {"feed-forward with its norm", "layer norms"} <= set(names)
-    assert ("smoother, its stem folded" in names) == folded
-    assert ({"Fourier convolution", "convolution stem"} <= set(names)) != folded
-    assert ("attention with its projections" in names) == folded
-    assert ("projections" in names) != folded
-    for key in ("forward_ms", "backward_ms", "gflop"):
-        assert sum(row[key] for row in parts[:-2]) == pytest.approx(parts[-2][key])
-    config = build_config(workload, 1)
-    assert parts[-2]["gflop"] == pytest.approx(6e-9 * sum(count_operations("sktformer", config, 2, 64).values()))
-    # Nothing that is counted belongs to no part.
-    assert parts[-3]["gflop"] == pytest.approx(0, abs=1e-9)
+    setting = Setting(num_layers=2, precision="float32", compile=False, device="cpu")
+    call = nn.Module.__call__
+    rows = {row["part"]: row for row in profile.profile_step(workload, setting, rounds=1, warmup=1)}
+    assert {"embeddings", "layers.attention", "layers.mlp_norm", "classifier", "optimizer"} <= set(rows)
+    assert sum(row["share"] for row in rows.values()) == pytest.approx(1)
+    assert rows["layers.attention_norm"]["backward_ms"] > 0
+    assert rows["optimizer"]["backward_ms"] == 0
+    assert nn.Module.__call__ is call
+
+
+class Event:
+    """As the profiler describes an operator that runs for one microsecond."""
+
+    def __init__(self, name, start, parent=None, number=-1):
+        self.name, self.cpu_parent, self.sequence_nr = name, parent, number
+        self.time_range = type("Range", (), {"start": start})
+        self.self_cpu_time_total = self.self_device_time_total = 1
+
+
+def test_backward_operators_belong_to_the_module_of_the_forward_one_with_their_number():
+    outer, inner = Event("part: layers", 0), Event("part: layers.mlp", 1)
+    inner.cpu_parent = outer
+    node = Event("autograd::engine::evaluate_function: MmBackward0", 4, number=7)
+    weight = Event("autograd::engine::evaluate_function: torch::autograd::AccumulateGrad", 6)
+    events = [node, Event("aten::mm", 5, node), weight, outer, inner, Event("aten::mm", 2, inner, number=7)]
+    assert profile.sum_parts(events, "cpu") == {
+        ("layers", "forward"): 1,
+        ("layers.mlp", "forward"): 2,
+        ("layers.mlp", "backward"): 2,
+        ("gradients of weights", "backward"): 1,
+    }

@@ -76,24 +76,19 @@ def analyze(
     for long in (factor * length for factor in arguments.factors):
         cases += [(long, rule, size) for rule in ("tile", "last") for size in (length, long)]
     losses = [evaluate(*case) for case in tqdm(cases, "lengthening", unit="evaluation", disable=None)]
-    environment = results.describe_environment()
+    environment, command = results.describe_environment(), results.command_line()
     text = ", ".join(source.description or source.name for source in corpus.validation)
     header = ["length of the model", "new positions", "length of the inputs", "evaluation loss"]
-    rows = [dict(zip(header, [*case, loss], strict=True)) for case, loss in zip(cases, losses, strict=True)]
-    lines = [
-        "# Lengthening without further training",
-        "",
-        f"Evaluation loss (nats per masked token) of {Path(name).name} on {text}, at its own length and after "
-        "`resize_position_embeddings(length, extension)`.",
-        "",
-        *results.format_table(
-            header, [[*map(str, case), f"{loss:.3f}"] for case, loss in zip(cases, losses, strict=True)]
-        ),
-        "",
-        results.format_origin(environment, results.command_line(), [environment["commit"]]),
-        "",
-    ]
-    values = {"command": results.command_line(), "environment": environment, "rows": rows}
-    results.write_json(Path(places.results_dir) / "lengthening.json", values)
-    results.write_atomically(Path(places.results_dir) / "lengthening.md", "\n".join(lines))
-    return "\n".join(lines)
+    rows = [(*case, loss) for case, loss in zip(cases, losses, strict=True)]
+    values = {"command": command, "environment": environment}
+    return results.write_results(
+        Path(places.results_dir) / "lengthening",
+        values | {"rows": [dict(zip(header, row, strict=True)) for row in rows]},
+        [
+            "# Lengthening without further training",
+            f"Evaluation loss (nats per masked token) of {Path(name).name} on {text}, at its own length and after "
+            "`resize_position_embeddings(length, extension)`.",
+            "\n".join(results.format_table(header, [[*map(str, row[:3]), f"{row[3]:.3f}"] for row in rows])),
+            results.format_origin(environment, command, [environment["commit"]]),
+        ],
+    )

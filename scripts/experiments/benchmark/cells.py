@@ -1,7 +1,7 @@
 """What is timed together: the steps of a cell of the results, in interleaved rounds, each probed alone before."""
 
+import contextlib
 import gc
-import math
 import statistics
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,16 +15,14 @@ from tqdm import tqdm
 
 from experiments.arguments import UserError
 from experiments.benchmark import measurement
-from experiments.benchmark.counts import count_operations, count_step
-from experiments.benchmark.measurement import OUT_OF_MEMORY, Probe, StepFailure, failure_reason, median_ratio
-from experiments.benchmark.models import Setting, Workload, build_config, make_step, make_warm_step, unsupported_reason
+from experiments.benchmark.counts import count_step
+from experiments.benchmark.measurement import KILLED, OUT_OF_MEMORY, Probe, failure_reason, median_ratio
+from experiments.benchmark.models import Setting, Workload, make_step, make_warm_step, unsupported_reason
 
 
 # What a process that takes a step would import for seconds.
 _PRELOADED = (
-    "torch",
-    "transformers.modeling_utils",
-    "matplotlib.pyplot",
+    *("torch", "transformers.modeling_utils", "matplotlib.pyplot"),
     *(name for name in sys.modules if name.startswith("transformers.models.") and ".modeling_" in name),
 )
 # Of a step to the baseline's: speed by both clocks, speed by counted operations, memory.
@@ -36,39 +34,22 @@ class MeasurementArguments:
     """How steps are measured."""
 
     rounds: int = field(default=7, metadata={"help": "How often each step is timed."})
-    warmup: int = field(
-        default=2,
-        metadata={"help": "Calls before those that count, in each round's process or, on CUDA and compiled, once."},
-    )
+    warmup: int = field(default=2, metadata={"help": "Calls before those that count, in each round."})
     time_limit_s: float = field(
         default=60.0, metadata={"help": "A slower step is timed in fewer rounds and left out at greater lengths."}
-    )
-    memory_limit_gib: float | None = field(
-        default=None, metadata={"help": "A step that needs more is left out. By default what is available, on CPUs."}
     )
     device: Literal["auto", "cpu", "cuda"] = field(default="auto", metadata={"help": "Where the models run."})
     compile: bool = field(default=False, metadata={"help": "Compile every model with torch.compile."})
 
     def __post_init__(self) -> None:
-        for flag in ("rounds", "time_limit_s", "memory_limit_gib"):
-            value = getattr(self, flag)
-            if value is not None and value <= 0:
-                raise UserError(f"--{flag} {value} must be more than 0.")
+        for flag in ("rounds", "time_limit_s"):
+            if getattr(self, flag) <= 0:
+                raise UserError(f"--{flag} {getattr(self, flag)} must be more than 0.")
         if self.warmup < 0:
             raise UserError(f"--warmup {self.warmup} must not be negative.")
         if self.device == "cuda" and not torch.cuda.is_available():
             raise UserError("--device cuda: there is no CUDA device here; leave the flag out or pass --device cpu.")
         self.device = "cpu" if self.device == "cpu" or not torch.cuda.is_available() else "cuda"
-
-    @property
-    def in_own_processes(self) -> bool:
-        """Whether each round of each step is a process. A device is slow to open, a model to compile, for that."""
-        return self.device == "cpu" and not self.compile
-
-    @property
-    def warmup_rounds(self) -> int:
-        """Rounds before those that count, if these have no processes of their own that would have to warm up."""
-        return 0 if self.in_own_processes else self.warmup
 
 
 @dataclass(frozen=True)
@@ -83,13 +64,7 @@ def measure_cells(
     cells: Sequence[Cell], setting: Setting, arguments: MeasurementArguments, earlier: Sequence[Mapping]
 ) -> Iterator[list[dict[str, Any]]]:
     """
-    Measure cells one after another.
-
-    Args:
-        cells (sequence of [`Cell`]): What is measured, smaller lengths first.
-        setting ([`Setting`]): What all steps have in common.
-        arguments ([`MeasurementArguments`]): Rounds and limits.
-        earlier (sequence of mappings): Rows that there are already; cells that have theirs are left out.
+    Measure cells one after another, smaller lengths first, but for those whose rows there are already.
 
     Yields:
         `list` of mappings: for each cell a row for each workload; where `reason` is not None nothing was measured.
@@ -98,8 +73,8 @@ def measure_cells(
     for number, cell in enumerate(cells, 1):
         if any(asdict(cell.baseline).items() <= row.items() for row in rows):
             continue
-        turns = len(cell.workloads) + arguments.warmup_rounds + arguments.rounds
         what = f"{number}/{len(cells)}: {cell.baseline.mode}, {cell.baseline.length:,} tokens"
+        turns = len(cell.workloads) + arguments.rounds
         with tqdm(total=turns, desc=what, unit="turn", disable=None) as progress:
             new = measure_cell(cell, setting, arguments, rows, progress)
         rows += new
@@ -110,28 +85,23 @@ def measure_cell(
     cell: Cell, setting: Setting, arguments: MeasurementArguments, earlier: Sequence[Mapping], progress: tqdm
 ) -> list[dict[str, Any]]:
     """Measure one cell as [`measure_cells`] does; `progress` moves on by one for each probe and each round."""
-    reasons: dict[Workload, str | None] = {}
+    reasons: dict[Any, str | None] = {}
     probes: dict[Workload, Probe] = {}
+    turns: dict[Any, Callable[[], dict[str, float]]] = {}
+    limit = arguments.time_limit_s
     for workload in cell.workloads:
-        reasons[workload] = unsupported_reason(workload.model, workload.positions) or reason_from_shorter(
-            earlier, workload, arguments.time_limit_s
-        )
+        unsupported = unsupported_reason(workload.model, workload.positions)
+        reasons[workload] = unsupported or reason_from_shorter(earlier, workload, limit)
         if reasons[workload] is None:
             try:
-                probes[workload] = probe_step(workload, setting, arguments)
-            except StepFailure as failure:
-                reasons[workload] = str(failure)
+                probes[workload] = probe_step(workload, setting)
+                turns[workload] = prepare_turn(workload, setting, arguments.warmup)
+            except Exception as error:
+                reasons[workload] = failure_reason(error)
         progress.update()
-    steps: dict[Any, Callable[[], Any]] = {}
-    for workload in probes:
-        try:
-            steps[workload] = prepare_step(workload, setting, arguments)
-        except Exception as error:
-            reasons[workload] = failure_reason(error)
-    rounds, limit = arguments.rounds, arguments.time_limit_s
-    fewer = {name: max(1, int(rounds * limit / probe.wall)) for name, probe in probes.items() if probe.wall > limit}
-    times = measurement.time_interleaved(steps, rounds, arguments.warmup_rounds, fewer, reasons, progress)
-    steps.clear()
+    rounds = {name: max(1, int(arguments.rounds * min(1, limit / probes[name].wall))) for name in turns}
+    times = measurement.time_in_turn(turns, rounds, reasons, progress)
+    turns.clear()
     gc.collect()
     if setting.device == "cuda":
         torch.cuda.empty_cache()
@@ -140,10 +110,8 @@ def measure_cell(
         rows[workload] = row = {**asdict(workload), "reason": reasons[workload]}
         if row["reason"] is None:
             row |= summarise(times[workload], probes[workload])
-        if workload.length == workload.positions and not unsupported_reason(workload.model, workload.length):
-            config = build_config(workload, setting.num_layers)
-            parts = count_operations(workload.model, config, workload.batch_size, workload.length)
-            row["multiply_adds"] = count_step(parts, workload.model, workload.mode)
+        with contextlib.suppress(Exception):  # of lengths that a model cannot take, and Longformer, which reads values
+            row["multiply_adds"] = count_step(workload, setting)["multiply_adds"]
     return [row | compare(row, rows[cell.baseline]) for row in rows.values()]
 
 
@@ -155,54 +123,35 @@ def reason_from_shorter(rows: Sequence[Mapping], workload: Workload, time_limit:
         return None
     last = max(rows, key=lambda row: row["length"])
     if last["reason"] is not None:
-        return last["reason"] if last["reason"].startswith((OUT_OF_MEMORY, "over ")) else None
+        return last["reason"] if last["reason"].startswith((OUT_OF_MEMORY, KILLED, "over ")) else None
     # No step grows slower than its input does.
     seconds = last["step_time_ms"] / 1000 * workload.length / last["length"]
     return f"over {time_limit:g} s" if seconds > time_limit else None
 
 
-def prepare_step(workload: Workload, setting: Setting, arguments: MeasurementArguments) -> Callable[[], Any]:
-    """A step to be timed; where every round takes place in a process of its own, it returns its time."""
-    if not arguments.in_own_processes:
-        return make_step(workload, setting)
-    measure = partial(measurement.median_times, warmup=arguments.warmup)
-    return partial(measurement.run_alone, measure, partial(make_step, workload, setting), preload=_PRELOADED)
+def prepare_turn(workload: Workload, setting: Setting, warmup: int) -> Callable[[], dict[str, float]]:
+    """A step's turn, in a process of its own; but a device is slow to open and a model to compile for that."""
+    measure = partial(measurement.median_times, warmup=warmup)
+    if setting.device == "cpu" and not setting.compile:
+        return partial(measurement.run_alone, measure, partial(make_step, workload, setting), preload=_PRELOADED)
+    step = make_step(workload, setting)
+    return lambda: measure(lambda: step)
 
 
-def probe_step(workload: Workload, setting: Setting, arguments: MeasurementArguments) -> Probe:
-    """
-    Measure one step's memory, alone.
-
-    Raises:
-        StepFailure: if it cannot be made, fails or needs more than the limit.
-    """
-    limit = (arguments.memory_limit_gib or math.inf) * 2**30
-    over = StepFailure(f"over {limit / 2**30:g} GiB")
-    if setting.device == "cuda":
-        result = measurement.probe_on_cuda(partial(make_step, workload, setting))
-    else:
-        # Compiled code starts threads, which do not survive a fork.
-        preload = () if setting.compile else _PRELOADED
-        available = 0.9 * psutil.virtual_memory().available
-        warm_step = partial(make_warm_step, workload, setting)
-        try:
-            result = measurement.run_alone(measurement.probe_memory, warm_step, int(min(limit, available)), preload)
-        except StepFailure as failure:
-            raise over if str(failure) == OUT_OF_MEMORY and limit <= available else failure from None
-    if result.peak_memory > limit:
-        raise over
-    return result
+def probe_step(workload: Workload, setting: Setting) -> Probe:
+    """Measure one step's memory, alone; fails if it cannot be made or taken."""
+    probe = partial(measurement.probe_memory, device=setting.device)
+    limit = int(0.9 * psutil.virtual_memory().available) if setting.device == "cpu" else None
+    # Compiled code starts threads, which do not survive a fork.
+    preload = () if setting.compile else _PRELOADED
+    return measurement.run_alone(probe, partial(make_warm_step, workload, setting), limit, preload)
 
 
 def summarise(times: list[dict[str, float]], probe: Probe) -> dict[str, Any]:
     """Medians of a step's rounds, in ms, and its memory in MiB."""
-    return {
-        "rounds": len(times),
-        "step_time_ms": 1000 * statistics.median(entry["wall"] for entry in times),
-        "step_cpu_time_ms": 1000 * statistics.median(entry["cpu"] for entry in times),
-        "peak_memory_mib": probe.peak_memory / 2**20,
-        "times": times,
-    }
+    wall, cpu = (1000 * statistics.median(entry[clock] for entry in times) for clock in ("wall", "cpu"))
+    memory = {"peak_memory_mib": probe.peak_memory / 2**20}
+    return {"rounds": len(times), "step_time_ms": wall, "step_cpu_time_ms": cpu, **memory, "times": times}
 
 
 def compare(row: Mapping, baseline: Mapping) -> dict[str, float | None]:

@@ -1,214 +1,221 @@
 """
-How many multiply-adds a forward pass takes, by part: what measured times can be held against.
+What a step asks of a device, counted on the meta device: no GPU, no weights, no data.
 
-Counted are matrix products, convolutions, products of attention and Fourier transforms, with the sizes of what the
-implementations compute (windows, blocks, buckets), and nothing that is only a pass over memory. A real transform of
-length n is 2.5 n log2 n real operations (half of the 5 n log2 n of the complex one), a complex product four
-multiply-adds; two real operations are one multiply-add.
-
-Letters: B batch, S tokens, N positions of the model, d hidden size, H heads, h width of a head, r segments, k
-landmark tokens, s2 landmark features.
+Counted is each operator that PyTorch dispatches and that launches work, which views and empty tensors do not. On the
+meta device a model computes its plain equations; fused attention is put in as the operators that GPUs have for it.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
 from typing import Any
 
-from modeling_sktformer.folded_attention import is_folding_cheaper
-from modeling_sktformer.folded_stem import is_stem_folding_faster
-from modeling_sktformer.minimal_filtering import is_minimal_filtering_faster
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+from torch.nn.functional import scaled_dot_product_attention
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import conv_flop_count, flop_registry
+
+from experiments.benchmark import models
+from experiments.benchmark.measurement import failure_reason
+from experiments.benchmark.models import MODELS, PRECISIONS, SIZES, Setting, Workload
+from experiments.results import format_table
 
 
-# Parts that are no matrix products.
-TRANSFORMS = "transforms"
-FILTER_PRODUCTS = "filter products"
+LEGEND = (
+    "One training step of one layer, on the meta device: what a model of twice as many layers adds to one of as many "
+    "as a pattern of layers has (three in ModernBERT, one in the others), divided by these. Models are made for 512 "
+    "tokens, or for the length where it is greater. Masks belong to batches padded to the length; those made once for "
+    "all layers are not counted. Operators are those that launch work, views and empty tensors left out; fused "
+    "attention is one. Their bytes are those of all tensors that they read and write, matrix products, convolutions "
+    "and fused attention apart from the rest. Kept is what the forward pass saves for the backward pass, each storage "
+    "once, without parameters and buffers. Multiply-adds are those of matrix products, convolutions, attention, whose "
+    "fused backward pass computes scores again, and Fourier transforms (of n real values 2.5 n log2 n operations, of "
+    "n complex ones 5 n log2 n), and four for each product of complex numbers; two operations are one multiply-add."
+)
+_aten = torch.ops.aten
+_LAYER_PATTERNS = {"modernbert": 3, "reformer": 2}
+# These read as much of their first argument as they return, and these nothing of it.
+_GATHERS = (_aten.gather, _aten.index, _aten.index_select, _aten.embedding)
+_OVERWRITES = (_aten.copy_, _aten.fill_, _aten.zero_)
 
 
-def count_operations(name: str, config: Any, batch_size: int, length: int) -> dict[str, float]:
+def _transform_flops(source: torch.Tensor, dims: Sequence[int], *options: Any, out_val: torch.Tensor) -> float:
+    values = out_val if source.is_complex() else source  # of one that is real on either side, the real ones
+    per_value = 5.0 if source.is_complex() and out_val.is_complex() else 2.5
+    return per_value * values.numel() * math.log2(math.prod(values.shape[dim] for dim in dims))
+
+
+def _complex_flops(*factors: Any, out_val: torch.Tensor) -> float:
+    return 8.0 * out_val.numel() if out_val.is_complex() else 0.0
+
+
+def _convolution_backward_flops(
+    gradient: torch.Tensor, inputs: torch.Tensor, weight: torch.Tensor, *options: Any, out_val: Sequence
+) -> float:
+    """As many as forward for each of the gradients but the bias's; PyTorch's formula takes no account of groups."""
+    forward = conv_flop_count(list(inputs.shape), list(weight.shape), list(gradient.shape), transposed=options[4])
+    return sum(result is not None for result in out_val[:2]) * forward
+
+
+_PRODUCTS: dict[Any, Callable] = flop_registry | {_aten.convolution_backward: _convolution_backward_flops}
+_TRANSFORMS = dict.fromkeys((_aten._fft_r2c, _aten._fft_c2r, _aten._fft_c2c), _transform_flops)
+_FORMULAS: dict[Any, Callable] = _PRODUCTS | _TRANSFORMS | {_aten.mul: _complex_flops}
+
+
+class OperatorCounter(TorchDispatchMode):
     """
-    Count the multiply-adds of a forward pass, SKTformer's as its size makes it compute its equations.
+    Adds up `operators`, `product_bytes`, `other_bytes` and `flops` of what is dispatched on the meta device.
 
-    Args:
-        name (`str`): One of [`~models.MODELS`].
-        config (`PreTrainedConfig`): The model's, with a sequence classification head.
-        batch_size (`int`): Inputs B.
-        length (`int`): Tokens S of each.
+    There are no values there: to a model that asks for one, as whether its mask keeps every token, `answer` is given.
+    """
+
+    def __init__(self, answer: bool = True) -> None:
+        super().__init__()
+        self.answer = answer
+        self.operators = self.product_bytes = self.other_bytes = 0
+        self.flops = 0.0
+
+    def __torch_dispatch__(self, operator: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
+        if operator is _aten._local_scalar_dense.default:
+            return self.answer
+        packet, result = operator.overloadpacket, operator(*args, **(kwargs or {}))
+        read, written = (
+            [value for value in tree_leaves(values) if isinstance(value, torch.Tensor)]
+            for values in ((args, kwargs), result)
+        )
+        storages = set(map(_storage, read))
+        is_work = operator._schema.is_mutable or not storages.issuperset(map(_storage, written))
+        if not is_work or "empty" in operator.name():
+            return result
+        sizes = list(map(_num_bytes, read))
+        if packet in _GATHERS:
+            sizes[0] = min(sizes[0], _num_bytes(result))
+        elif packet in _OVERWRITES:
+            sizes[0] = 0
+        moved = sum(sizes) + sum(map(_num_bytes, written))
+        self.operators += 1
+        if packet in _PRODUCTS:
+            self.product_bytes += moved
+        else:
+            self.other_bytes += moved
+        if packet in _FORMULAS:
+            self.flops += _FORMULAS[packet](*args, **(kwargs or {}), out_val=result)
+        return result
+
+
+class FusedAttention(TorchFunctionMode):
+    """Computes `scaled_dot_product_attention` of meta tensors, which would get its equation, as GPUs do."""
+
+    def __torch_function__(self, function: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
+        attend = _attend if function is scaled_dot_product_attention else function
+        return attend(*args, **(kwargs or {}))
+
+
+def _attend(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    **options: Any,
+) -> torch.Tensor:
+    scale = options.get("scale")
+    if attn_mask is None and query.dtype != torch.float32:
+        return _aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, scale=scale)[0]
+    if attn_mask is not None:
+        if attn_mask.dtype == torch.bool:
+            attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill_(~attn_mask, -math.inf)
+        attn_mask = attn_mask.expand(*query.shape[:-1], key.shape[-2])
+    return _aten._scaled_dot_product_efficient_attention(
+        query, key, value, attn_mask, True, dropout_p, is_causal, scale=scale
+    )[0]
+
+
+def count_step(workload: Workload, setting: Setting) -> dict[str, float]:
+    """
+    Count a step of a whole model, in training or inference, without the optimizer's part.
 
     Returns:
-        `dict`: part to multiply-adds.
+        `dict`: `forward_operators`, `backward_operators`, `product_bytes`, `other_bytes`, `kept_bytes` and
+        `multiply_adds`.
+
+    Raises:
+        ValueError: if the model takes no mask and the setting is of padded inputs.
     """
-    num_tokens = batch_size * length
-    width, num_layers = config.hidden_size, config.num_hidden_layers
-    parts = _LAYERS[name](config, batch_size, length)
-    num_matrices = 3 if name == "modernbert" else 2
-    inner = config.feed_forward_size if name == "reformer" else config.intermediate_size
-    parts = {part: num_layers * count for part, count in parts.items()}
-    parts["feed-forward"] = num_layers * num_matrices * num_tokens * width * inner
-    if name == "longformer":
-        parts["feed-forward"] *= _padded(length, _window(config)) / length
-    if name == "fnet":
-        parts["embeddings"] = num_tokens * width**2
-    head_input = 2 * width if name == "reformer" else width
-    parts["head"] = batch_size * width * (head_input + config.num_labels)
-    return parts
+    inputs = models.make_inputs(workload, replace(setting, device="meta"))
+    is_training = workload.mode == "training"
+    counter, kept = OperatorCounter(answer=not setting.padded), {}
 
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        kept[_storage(tensor)] = tensor.untyped_storage()  # held, so that its number is not given to another
+        return tensor.detach()
 
-def count_step(parts: Mapping[str, float], name: str, mode: str) -> float:
-    """
-    Multiply-adds of a whole step: a backward pass is two forward passes, one for each factor of a product.
-
-    Reformer computes its layers once more on the way back.
-    """
-    forward = sum(parts.values())
-    return forward if mode == "inference" else forward * (4 if name == "reformer" else 3)
-
-
-def count_real_transform(length: int) -> float:
-    """Multiply-adds of a Fourier transform of `length` real values, or back to them."""
-    return 2.5 * length * math.log2(length) / 2
-
-
-def _count_sktformer(config: Any, batch_size: int, length: int) -> dict[str, float]:
-    """One layer, from `smoothing.py` and `attention.py`, on inputs as long as the model's positions."""
-    width, num_heads = config.hidden_size, config.num_attention_heads
-    num_tokens = batch_size * length
-    num_landmarks = config.use_token_attention * min(config.num_landmark_tokens, length)
-    num_columns = config.use_feature_attention * config.num_landmark_features  # of a head
-    parts = _count_smoother(config, batch_size, length) if config.use_smoother else {}
-    num_samples = num_landmarks + num_columns
-    parts["landmark keys and values"] = 2 * batch_size * num_landmarks * width**2
-    if is_folding_cheaper(width, num_heads, num_landmarks, num_columns, batch_size, length):
-        # Queries into the keys, features' scores, the projection of each head's values and the heads' norms.
-        once = width**2 * num_samples * (1 + num_heads)
-        parts["folding the projections"] = batch_size * once
-        products = 2 * (num_samples + num_columns)  # to and from the samples, columns of values, features' scores
-        lengths = num_heads * (num_landmarks**2 + num_columns**2)
-        parts["attention"] = num_tokens * num_heads * (width * products + lengths)
-    else:
-        parts["sampled columns"] = 2 * num_tokens * width * num_heads * num_columns
-        parts["queries"] = num_tokens * width**2
-        parts["attention"] = 2 * num_tokens * width * num_samples
-        parts["output projection"] = num_tokens * width**2
-    return parts
-
-
-def _count_smoother(config: Any, batch_size: int, length: int) -> dict[str, float]:
-    width, num_segments = config.hidden_size, config.num_segments
-    num_positions = config.max_position_embeddings
-    num_frequencies = num_positions // 2 + 1
-    parts: dict[str, float] = {}
-    num_inputs = 0
-    if config.use_fourier_convolution:
-        parts[TRANSFORMS] = batch_size * (num_segments + width) * count_real_transform(num_positions)
-        parts[FILTER_PRODUCTS] = 4 * batch_size * width * num_frequencies
-        num_inputs += 1
-    if config.use_convolution_stem:
-        fold_stem = is_stem_folding_faster(width, batch_size, length, num_positions, num_segments)
-        if fold_stem and config.use_fourier_convolution:
-            # r columns are filtered into d of them at each frequency.
-            parts[FILTER_PRODUCTS] = 4 * batch_size * num_segments * width * num_frequencies
-            # Once a step: products of the d x d weights with real and imaginary parts of the filters.
-            parts["folding the stem"] = 2 * config.conv_kernel_size * width**2 * num_frequencies
-            num_inputs -= 1
-        num_inputs += 1
-        num_columns = (1 + config.use_fourier_convolution) * width
-        filter_minimally = is_minimal_filtering_faster(num_columns, batch_size * length, config.conv_kernel_size)
-        # Of a token and a pair of columns; four results take 6 products with the weights and not 12.
-        num_products = 6 / 4 if filter_minimally else config.conv_kernel_size
-        parts["stem"] = batch_size * length * num_inputs * width**2 * num_products
-    return parts
-
-
-def _count_full_attention(config: Any, batch_size: int, length: int) -> dict[str, float]:
-    """BERT and ModernBERT, whose windows are a mask over all pairs of tokens."""
-    return _parts(config, batch_size * length, 4, 2 * batch_size * length**2 * config.hidden_size)
-
-
-def _count_nystromformer(config: Any, batch_size: int, length: int) -> dict[str, float]:
-    width, num_heads, num_landmarks = config.hidden_size, config.num_attention_heads, config.num_landmarks
-    inverse = 6 * 4 * num_heads * num_landmarks**3  # 6 steps of 4 products
-    kernels = 4 * length * num_landmarks * width + num_landmarks**2 * width
-    convolution = length * width * config.conv_kernel_size
-    products = kernels + length * num_landmarks**2 * num_heads + inverse + convolution
-    return _parts(config, batch_size * length, 4, batch_size * products)
-
-
-def _count_fnet(config: Any, batch_size: int, length: int) -> dict[str, float]:
-    """A transform over tokens and columns at once, of S d real values."""
-    return {TRANSFORMS: batch_size * count_real_transform(length * config.hidden_size)}
-
-
-def _count_bigbird(config: Any, batch_size: int, length: int) -> dict[str, float]:
-    block, num_random = config.block_size, config.num_random_blocks
-    if length <= (5 + 2 * num_random) * block:
-        return _count_full_attention(config, batch_size, length)
-    num_blocks = _padded(length, block) // block
-    # First and last block read everything, their neighbours 4 blocks and the random ones, the others 5 and these.
-    pairs = 2 * num_blocks + 2 * (4 + num_random) + (num_blocks - 4) * (5 + num_random)
-    products = 2 * batch_size * pairs * block**2 * config.hidden_size
-    return _parts(config, batch_size * num_blocks * block, 4, products)
-
-
-def _count_longformer(config: Any, batch_size: int, length: int) -> dict[str, float]:
-    window = _window(config)
-    padded = _padded(length, window)
-    num_halves = 2 * padded // window
-    scores = (num_halves - 1) * window**2
-    contexts = num_halves * (window // 2) * (3 * window // 2)
-    products = batch_size * (scores + contexts + 4 * padded) * config.hidden_size
-    # Global attention has projections of its own: keys and values of all tokens, the query of one.
-    return _parts(config, batch_size * padded, 6, products)
-
-
-def _count_reformer(config: Any, batch_size: int, length: int) -> dict[str, float]:
-    """The mean layer of a stack of local and LSH layers."""
-    share = {kind: config.attn_layers.count(kind) / len(config.attn_layers) for kind in ("local", "lsh")}
-    keys = {  # that a query sees
-        "local": config.local_attn_chunk_length * (1 + config.local_num_chunks_before + config.local_num_chunks_after),
-        "lsh": config.lsh_attn_chunk_length * (1 + config.lsh_num_chunks_before + config.lsh_num_chunks_after),
+    with torch.device("meta"), FusedAttention(), torch.set_grad_enabled(is_training):
+        model: Any = models.build_model(workload.model, models.build_config(workload, setting.num_layers))
+        model.to(PRECISIONS[setting.precision]).train(is_training)
+        if setting.padded and not models.takes_mask(workload.model, model):
+            raise ValueError("takes no mask")
+        with saved_tensors_hooks(keep, lambda tensor: tensor), counter:
+            loss = model(**inputs).loss
+        forward = counter.operators
+        if is_training:
+            with counter:
+                loss.backward()
+    for tensor in (*model.parameters(), *model.buffers()):
+        kept.pop(_storage(tensor), None)
+    return {
+        "forward_operators": forward,
+        "backward_operators": counter.operators - forward,
+        "product_bytes": counter.product_bytes,
+        "other_bytes": counter.other_bytes,
+        "kept_bytes": sum(storage.nbytes() for storage in kept.values()),
+        "multiply_adds": counter.flops / 2,
     }
-    keys["lsh"] *= config.num_hashes
-    if length > config.lsh_attn_chunk_length:
-        num_buckets = 2 ** ((2 * (length // config.lsh_attn_chunk_length)).bit_length() - 1)
-    else:
-        num_buckets, keys = 0, dict.fromkeys(keys, length)
-    attention = sum(share[kind] * 2 * keys[kind] for kind in keys)
-    hashing = share["lsh"] * config.num_hashes * num_buckets / 2
-    num_tokens = batch_size * length
-    # LSH layers have one projection for queries and keys.
-    return _parts(config, num_tokens, 4 - share["lsh"], num_tokens * config.hidden_size * (attention + hashing))
 
 
-def _count_low_rank(config: Any, batch_size: int, length: int) -> dict[str, float]:
-    """Linformer and Performer: two products that make keys smaller, two of attention to them."""
-    rank = getattr(config, "projected_length", None) or config.num_random_features
-    return _parts(config, batch_size * length, 4, 4 * batch_size * length * rank * config.hidden_size)
+def count_layer(workload: Workload, setting: Setting) -> dict[str, float]:
+    """The mean of [`count_step`] over a pattern of layers, `multiply_adds` of a token."""
+    pattern = _LAYER_PATTERNS.get(workload.model, 1)
+    more, fewer = (count_step(workload, replace(setting, num_layers=times * pattern)) for times in (2, 1))
+    layer = {name: (more[name] - fewer[name]) / pattern for name in more}
+    return layer | {"multiply_adds": layer["multiply_adds"] / (workload.batch_size * workload.length)}
 
 
-def _parts(config: Any, num_tokens: int, num_projections: float, products: float) -> dict[str, float]:
-    return {"projections": num_projections * num_tokens * config.hidden_size**2, "attention": products}
+def count_row(workload: Workload, setting: Setting, masked: bool) -> dict[str, Any]:
+    """A row of results: a layer without or with a mask; where `reason` is not None nothing was counted."""
+    row = {**asdict(workload), "masked": masked, "reason": None}
+    try:
+        return row | count_layer(workload, replace(setting, padded=masked))
+    except Exception as error:  # of any architecture
+        return row | {"reason": failure_reason(error)}
 
 
-def _window(config: Any) -> int:
-    """Longformer's, which a model writes into its configuration as a list over the layers."""
-    window = config.attention_window
-    return window if isinstance(window, int) else max(window)
+def format_counts(rows: Sequence[Mapping]) -> list[str]:
+    """A table of layers for each batch, as paragraphs of Markdown."""
+    tables: dict[str, list[list[str]]] = {}
+    for row in rows:
+        title = f"### {SIZES[row['size']]}, {row['batch_size']} x {row['length']:,} tokens"
+        cells = [MODELS[row["model"]].title, "yes" if row["masked"] else "no"]
+        if row["reason"] is None:
+            cells += [f"{row[f'{phase}_operators']:.4g}" for phase in ("forward", "backward")]
+            cells += [f"{row[f'{what}_bytes'] / 2**20:,.0f}" for what in ("product", "other", "kept")]
+            cells.append(f"{row['multiply_adds'] / 1e6:.2f}")
+        else:
+            cells += [row["reason"], *[""] * 5]
+        tables.setdefault(title, []).append(cells)
+    header = ["model", "mask", "operators forward", "backward", "MiB in products", "MiB elsewhere", "MiB kept"]
+    header.append("million multiply-adds a token")
+    return [text for title, cells in tables.items() for text in (title, "\n".join(format_table(header, cells)))]
 
 
-def _padded(length: int, multiple: int) -> int:
-    return -(-length // multiple) * multiple
+def _storage(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata
 
 
-_LAYERS: dict[str, Callable[[Any, int, int], dict[str, float]]] = {
-    "sktformer": _count_sktformer,
-    "bert-eager": _count_full_attention,
-    "bert-sdpa": _count_full_attention,
-    "modernbert": _count_full_attention,
-    "nystromformer": _count_nystromformer,
-    "fnet": _count_fnet,
-    "bigbird": _count_bigbird,
-    "longformer": _count_longformer,
-    "reformer": _count_reformer,
-    "linformer": _count_low_rank,
-    "performer": _count_low_rank,
-}
+def _num_bytes(tensor: torch.Tensor) -> int:
+    """What is read of a tensor, which may be repeated or a part of a larger one."""
+    return min(tensor.nbytes, tensor.untyped_storage().nbytes())

@@ -7,12 +7,12 @@ each turn in a process of its own, by the wall and by processor time, and may fa
 
 import contextlib
 import ctypes
-import gc
 import multiprocessing
 import statistics
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,14 +23,11 @@ from tqdm import tqdm
 
 
 OUT_OF_MEMORY = "out of memory"
+KILLED = "killed, as where memory is short"
 SHORT_STEP_S = 1.0
 MAX_CALLS = 20
 Result = TypeVar("Result")
 StepMaker = Callable[[], Callable[[], Any]]
-
-
-class StepFailure(RuntimeError):
-    """A step that cannot be taken; the message is a few words that can stand in a table."""
 
 
 @dataclass
@@ -41,75 +38,80 @@ class Probe:
     wall: float
 
 
-def time_interleaved(
-    steps: dict[Any, Callable[[], Any]],
-    rounds: int,
-    warmup: int = 2,
-    fewer_rounds: Mapping[Any, int] | None = None,
-    failures: dict[Any, str | None] | None = None,
-    progress: tqdm | None = None,
+def time_in_turn(
+    turns: dict[Any, Callable[[], dict[str, float]]],
+    rounds: Mapping[Any, int],
+    failures: dict[Any, str | None],
+    progress: tqdm,
 ) -> dict[Any, list[dict[str, float]]]:
     """
     Time several steps in turn, A B C, A B C ..., so that a slow minute of the machine meets all of them.
 
-    A step whose last call took less than a second is called twice in its turn and the second call counts, as in a
-    training that repeats it: what the other steps have left in caches and in the process's memory is not its cost.
-
-    Args:
-        steps (`dict` of names to callables): What to time. A step waits for its device itself; or it returns its
-            `wall` and `cpu` seconds in a mapping, as [`median_times`] does, and then they count.
-        rounds (`int`): How often each is timed.
-        warmup (`int`, *optional*, defaults to 2): Rounds before those that count.
-        fewer_rounds (mapping of names to `int`, *optional*): Slow steps, which take part in that many rounds from the
-            first on, and in one of warm-up at most.
-        failures (`dict`, *optional*): Is told in a few words why steps fail, which leave `steps` then. By default
-            their errors are raised.
-        progress (`tqdm`, *optional*): Bar that is moved on by one each round.
-
-    Returns:
-        `dict`: for each step a list with one mapping a round: `wall` and `cpu` seconds.
+    A turn returns `wall` and `cpu` seconds, as [`median_times`] does, one for each of a step's rounds. `failures` is
+    told in a few words why steps fail, which leave `turns` then.
     """
-    times: dict[Any, list[dict[str, float]]] = {name: [] for name in steps}
-    last: dict[Any, float] = {}
-    for number in range(-warmup, rounds):
-        for name in list(steps):
-            if fewer_rounds and name in fewer_rounds and not -1 <= number < fewer_rounds[name]:
-                continue
+    times: dict[Any, list[dict[str, float]]] = {name: [] for name in turns}
+    for number in range(max(rounds.values(), default=0)):
+        for name in [name for name in turns if number < rounds[name]]:
             try:
-                entry, own = _take(steps[name])
-                if not isinstance(own, Mapping):
-                    if last.get(name, SHORT_STEP_S) < SHORT_STEP_S:
-                        entry, _ = _take(steps[name])
-                    last[name] = entry["wall"]
+                times[name].append(turns[name]())
             except Exception as error:
-                if failures is None:
-                    raise
                 failures[name] = failure_reason(error)
-                del steps[name]  # and with it what it holds of the memory
-                continue
-            if number >= 0:
-                times[name].append(dict(own) if isinstance(own, Mapping) else entry)
-        if progress is not None:
-            progress.update()
+                del turns[name]  # and with it what it holds of the memory
+        progress.update()
     return times
 
 
-def _take(step: Callable[[], Any]) -> tuple[dict[str, float], Any]:
-    """Seconds of a call, by the clock and of this process's threads together, and what it returns."""
-    wall, cpu = time.perf_counter(), time.process_time()
-    result = step()
-    return {"wall": time.perf_counter() - wall, "cpu": time.process_time() - cpu}, result
+def median_times(make_step: StepMaker, warmup: int = 1) -> dict[str, float]:
+    """
+    `wall` and `cpu` seconds of a step: medians over twenty calls after the warm-up or as many as begin in a second.
 
-
-def wait_for_device(step: Callable[[], Any], device: str) -> Callable[[], None]:
-    """A step that ends when the device has done its work."""
-
-    def run() -> None:
+    How fast a step of a small model is depends on where its tensors lie in memory, and a process keeps to one such
+    place: rounds in processes of their own average over many.
+    """
+    step = make_step()
+    for _ in range(warmup):
         step()
-        if device == "cuda":
-            torch.cuda.synchronize()
+    calls: list[dict[str, float]] = []
+    while len(calls) < MAX_CALLS and sum(call["wall"] for call in calls) < SHORT_STEP_S:
+        wall, cpu = time.perf_counter(), time.process_time()
+        step()
+        calls.append({"wall": time.perf_counter() - wall, "cpu": time.process_time() - cpu})
+    return {clock: statistics.median(call[clock] for call in calls) for clock in ("wall", "cpu")}
 
-    return run
+
+def probe_memory(make_step: StepMaker, device: str = "cpu") -> Probe:
+    """Make a step and take it twice. In a process of its own: what an allocator has taken it seldom gives back."""
+    with contextlib.suppress(OSError, AttributeError, TypeError):
+        # glibc would keep some of the large blocks that are freed, as many as the order of allocations happens to
+        # leave behind, and the peak would say how fragmented they are and not what the step holds.
+        ctypes.CDLL("libc.so.6").mallopt(-3, 1 << 20)  # M_MMAP_THRESHOLD
+    step = make_step()
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+    else:
+        with contextlib.suppress(OSError):
+            # Linux forgets the peak that imports and construction have left; elsewhere a lower one measures nothing.
+            Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+        before = psutil.Process().memory_info().rss
+    step()
+    start = time.perf_counter()
+    step()
+    wall = time.perf_counter() - start
+    peak = torch.cuda.max_memory_allocated() if device == "cuda" else _peak_resident_size()
+    return Probe(max(0, peak - before), wall)
+
+
+def _peak_resident_size() -> int:
+    """Bytes. Not from `getrusage` where it can be helped: that also counts the process this one was forked from."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    import resource  # which Windows has not
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if psutil.MACOS else 1024)
 
 
 def median_ratio(times: list[dict], baseline: list[dict], clock: str = "wall") -> float:
@@ -120,10 +122,8 @@ def median_ratio(times: list[dict], baseline: list[dict], clock: str = "wall") -
 def failure_reason(error: BaseException) -> str:
     """An error in a few words that can stand in a table."""
     message = " ".join(str(error).split()).replace("|", "/")
-    lowered = message.lower()
-    if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or any(
-        words in lowered for words in (OUT_OF_MEMORY, "can't allocate memory", "not enough memory", "memory error")
-    ):
+    known = (OUT_OF_MEMORY, "can't allocate memory", "not enough memory", "memory error")
+    if isinstance(error, MemoryError) or any(words in message.lower() for words in known):
         return OUT_OF_MEMORY
     words = message.split(". ")[0].rstrip(".")
     return (words if len(words) <= 80 else f"{words[:77]}...") or type(error).__name__
@@ -136,140 +136,26 @@ def run_alone(
     preload: Sequence[str] = (),
 ) -> Result:
     """
-    Measure a step in a new process on the CPU.
+    What `measure`, [`probe_memory`] or [`median_times`], returns or raises in a new process.
 
-    Args:
-        measure (callable): [`probe_memory`] or [`median_times`].
-        make_step (callable): Builds the step in the new process; a function of a module, or a `partial` of one.
-        memory_limit (`int`, *optional*): Bytes that the process may allocate, the step's weights included; more is a
-            failure (Linux alone).
-        preload (sequence of `str`, *optional*): Installed modules that take long to import. Where there is fork, the
-            first call that names some imports them for all later ones too.
-
-    Returns:
-        What `measure` returns.
-
-    Raises:
-        StepFailure: if the step cannot be built or taken.
+    `make_step` builds the step there: a function of a module, or a `partial` of one. The process may allocate
+    `memory_limit` bytes, the step's weights included (Linux alone). Where there is fork, the first call that names
+    modules to `preload`, which take long to import, imports them for all later ones too.
     """
     forks = bool(preload) and "forkserver" in multiprocessing.get_all_start_methods()
     context: Any = multiprocessing.get_context("forkserver" if forks else "spawn")
     if forks:
         context.set_forkserver_preload(list(preload))
-    receiver, sender = context.Pipe(duplex=False)
-    what = (sender, torch.get_num_threads(), memory_limit, measure, make_step)
-    process = context.Process(target=_send_result, args=what)
-    process.start()
-    sender.close()
-    try:
-        result = receiver.recv()
-    except EOFError as error:
-        process.join()
-        killed = process.exitcode == -9  # which Linux does to a process when memory is short
-        status = f"The process that took the step ended with status {process.exitcode}"
-        raise StepFailure(OUT_OF_MEMORY if killed else status) from error
-    finally:
-        process.join()
-    if isinstance(result, str):
-        raise StepFailure(result)
-    return result
+    with ProcessPoolExecutor(1, context, _prepare_process, (torch.get_num_threads(), memory_limit)) as pool:
+        try:
+            return pool.submit(measure, make_step).result()
+        except BrokenProcessPool as error:
+            raise RuntimeError(KILLED) from error
 
 
-def _send_result(sender: Any, num_threads: int, limit: int | None, measure: Callable, make_step: Callable) -> None:
+def _prepare_process(num_threads: int, memory_limit: int | None) -> None:
     torch.set_num_threads(num_threads)
-    try:
-        if limit is not None:
-            _limit_memory(limit)
-        sender.send(measure(make_step))
-    except Exception as error:
-        sender.send(failure_reason(error))
-
-
-def probe_memory(make_step: StepMaker) -> Probe:
-    """Make a step and take it twice. In a process of its own: what an allocator has taken it seldom gives back."""
-    _map_large_blocks()
-    step = make_step()
-    with contextlib.suppress(OSError):
-        # Linux forgets the peak that imports and construction have left; elsewhere a step below it measures nothing.
-        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-    before = psutil.Process().memory_info().rss
-    step()
-    times, _ = _take(step)
-    return Probe(max(0, _peak_resident_size() - before), times["wall"])
-
-
-def median_times(make_step: StepMaker, warmup: int = 1) -> dict[str, float]:
-    """
-    Make a step and time it.
-
-    How fast a step of a small model is depends on where its tensors lie in memory, and a process keeps to one such
-    place: rounds in processes of their own average over many.
-
-    Returns:
-        `dict`: `wall` and `cpu` seconds, medians over twenty calls after the warm-up or as many as begin in a second.
-    """
-    step = make_step()
-    for _ in range(warmup):
-        step()
-    calls: list[dict[str, float]] = []
-    while len(calls) < MAX_CALLS and sum(call["wall"] for call in calls) < SHORT_STEP_S:
-        calls.append(_take(step)[0])
-    return {clock: statistics.median(call[clock] for call in calls) for clock in ("wall", "cpu")}
-
-
-def probe_on_cuda(make_step: StepMaker) -> Probe:
-    """
-    Take a step, which waits for the device, three times on the CUDA device, and free what it took.
-
-    The last call is timed. Memory is what PyTorch's allocator has given out.
-
-    Raises:
-        StepFailure: if the step cannot be built or taken.
-    """
-    step, reason = None, None
-    try:
-        step = make_step()
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        for _ in range(3):
-            times, _ = _take(step)
-        memory = torch.cuda.max_memory_allocated() - before
-    except Exception as error:
-        reason = failure_reason(error)  # and not the error, whose traceback would keep the step's tensors alive
-    step = None
-    gc.collect()
-    torch.cuda.empty_cache()
-    if reason is not None:
-        raise StepFailure(reason)
-    return Probe(memory, times["wall"])
-
-
-def _map_large_blocks() -> None:
-    """
-    Let the C library give blocks of 1 MiB and more back as soon as they are freed, where it is glibc.
-
-    It would keep some for later, as many as the order of a step's allocations happens to leave behind, and the peak
-    would say how fragmented they are and not what the step holds.
-    """
-    with contextlib.suppress(OSError, AttributeError, TypeError):
-        ctypes.CDLL("libc.so.6").mallopt(-3, 1 << 20)  # M_MMAP_THRESHOLD
-
-
-def _limit_memory(memory_limit: int) -> None:
-    """Let this process allocate so many bytes more and no further; nothing where psutil cannot tell it so."""
-    process: Any = psutil.Process()
-    with contextlib.suppress(OSError, AttributeError):
-        limit = process.memory_info().data + memory_limit
-        process.rlimit(psutil.RLIMIT_DATA, (limit, limit))
-
-
-def _peak_resident_size() -> int:
-    """Bytes. Not from `getrusage` where it can be helped: that also counts the process this one was forked from."""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
-    import resource  # which Windows has not
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    if memory_limit is not None:
+        with contextlib.suppress(OSError, AttributeError):  # where psutil has no limits
+            process: Any = psutil.Process()
+            process.rlimit(psutil.RLIMIT_DATA, (process.memory_info().data + memory_limit,) * 2)

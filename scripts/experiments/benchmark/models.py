@@ -4,21 +4,21 @@ The models of the speed benchmark, and the steps that are timed.
 SKTformer and encoders of transformers, and two that transformers has not: Linformer and Performer, written here as
 their papers have them, as attention of BERT's layers.
 
-Letters in shapes: B batch, S tokens, d hidden size, H heads, h width of a head, k projected length, m random features.
+Letters in shapes: B batch, S tokens, H heads, h width of a head, k projected length, m random features.
 """
 
-import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from inspect import signature
 from typing import Any, cast
 
 import torch
 from torch import nn
 from transformers import AttentionInterface, AutoModelForSequenceClassification, PreTrainedConfig, PreTrainedModel
+from transformers.models.bert.modeling_bert import BertSelfAttention
 from transformers.utils import logging
 
 from experiments.architectures import length_fields, resize_config
-from experiments.benchmark.measurement import wait_for_device
 from modeling_sktformer import SKTformerConfig, available_presets, load_preset
 
 
@@ -35,24 +35,20 @@ MODELS = {
     "sktformer": Encoder("SKTformer", "sktformer"),
     "bert-eager": Encoder("BERT (eager)", "bert"),
     "bert-sdpa": Encoder("BERT (SDPA)", "bert", "fused attention, on CPUs without dropout alone, as in other models."),
-    "modernbert": Encoder(
-        "ModernBERT", "modernbert", "three feed-forward matrices, not two; every third layer global."
-    ),
+    "modernbert": Encoder("ModernBERT", "modernbert", "three feed-forward matrices; every third layer global."),
     "nystromformer": Encoder("Nyströmformer", "nystromformer", "64 landmarks, half the length below 128 tokens."),
     "fnet": Encoder("FNet", "fnet"),
     "bigbird": Encoder("BigBird", "big_bird", "blocks of 64, 3 random ones, without dropout; full up to 704 tokens."),
     "longformer": Encoder("Longformer", "longformer", "window of 512 tokens, global attention from the first token."),
-    "reformer": Encoder(
-        "Reformer", "reformer", "local and LSH layers in turn, one hash; runs layers again backwards."
-    ),
+    "reformer": Encoder("Reformer", "reformer", "local and LSH layers in turn, one hash; layers run twice."),
     "linformer": Encoder("Linformer", "bert", "projected length 256; our implementation of the paper's equations."),
     "performer": Encoder("Performer", "bert", "FAVOR+, 4 random features per column, 64 to 256; our implementation."),
 }
 # The paper's model for the Text task of Long Range Arena (Table 4), and the presets.
 SIZES = {"lra": "LRA model"} | {
-    name: "BERT base's sizes" if name == "base" else f"{name} preset"
-    for name in (preset.removeprefix("sktformer-") for preset in available_presets())
+    preset.removeprefix("sktformer-"): f"{preset.removeprefix('sktformer-')} preset" for preset in available_presets()
 }
+SIZES["base"] = "BERT base's sizes"
 NUM_LABELS = 2
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -63,7 +59,6 @@ class Setting:
 
     num_layers: int | None
     precision: str
-    autocast: bool
     compile: bool
     device: str
     padded: bool = False
@@ -71,30 +66,21 @@ class Setting:
 
 @dataclass(frozen=True)
 class Workload:
-    """
-    What is timed: a step of one model on one batch.
-
-    `model`: one of [`MODELS`]. `size`: one of [`SIZES`]. `length`: tokens in an input. `positions`: tokens that the
-    model is made for. `batch_size`: inputs. `mode`: training or inference. `dropout`: value of every dropout.
-    """
+    """What is timed: a step of one of [`MODELS`] in one of [`SIZES`], on one batch."""
 
     model: str
     size: str
-    length: int
-    positions: int
+    length: int  # tokens in an input
+    positions: int  # tokens that the model is made for
     batch_size: int
-    mode: str
-    dropout: float
+    mode: str  # training or inference
+    dropout: float  # of every kind
 
 
 def build_sizes(size: str, num_layers: int | None = None) -> SKTformerConfig:
     """The sizes that all models take over: those of one of [`SIZES`], with another depth if one is given."""
-    if size == "lra":
-        config = SKTformerConfig(
-            vocab_size=512, hidden_size=64, num_hidden_layers=2, num_attention_heads=2, intermediate_size=128
-        )
-    else:
-        config = load_preset(f"sktformer-{size}")
+    lra: Any = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 128}
+    config = SKTformerConfig(vocab_size=512, **lra) if size == "lra" else load_preset(f"sktformer-{size}")
     if num_layers is not None:
         config.num_hidden_layers = num_layers
     return config
@@ -106,12 +92,8 @@ def build_config(workload: Workload, num_layers: int | None) -> PreTrainedConfig
     sizes = build_sizes(workload.size, num_layers)
     config = sizes if name == "sktformer" else resize_config(MODELS[name].model_type, sizes)
     config.pad_token_id = 0  # behind which some architectures begin to count positions
-    values: dict[str, Any] = {
-        "vocab_size": sizes.vocab_size,
-        "num_labels": NUM_LABELS,
-        "problem_type": "single_label_classification",
-        **length_fields(config, length),
-    }
+    values: dict[str, Any] = {"vocab_size": sizes.vocab_size, "num_labels": NUM_LABELS}
+    values |= {"problem_type": "single_label_classification", **length_fields(config, length)}
     if hasattr(config, "classifier_pooling"):
         values["classifier_pooling"] = "mean"
     if name == "reformer":
@@ -145,27 +127,32 @@ def unsupported_reason(name: str, length: int) -> str | None:
 def build_model(name: str, config: PreTrainedConfig) -> PreTrainedModel:
     """A model with a sequence classification head and random weights, the same ones at every call."""
     torch.manual_seed(0)
-    own_attention = name in ("linformer", "performer")
-    options = {"attn_implementation": name if own_attention else name.removeprefix("bert-")}
-    if MODELS[name].model_type != "bert":
-        options = {}
+    # Here, because it must hold in the processes that steps are taken in too: models say at each call how they pad.
+    logging.set_verbosity_error()
+    options = {"attn_implementation": name.removeprefix("bert-")} if MODELS[name].model_type == "bert" else {}
     model = AutoModelForSequenceClassification.from_config(config, **options)
-    for layer in cast(Any, model).bert.encoder.layer if own_attention else ():
-        attention = layer.attention.self
-        if name == "performer":
-            attention.register_buffer(
-                "features", draw_orthogonal_features(config.num_random_features, attention.attention_head_size)
-            )
-        else:
+    for module in model.modules():
+        for function in ("fourier_transform", "iterative_inv"):  # FNet's and Nyströmformer's know no smaller types
+            if compute := getattr(module, function, None):
+                setattr(module, function, _in_float32(compute))
+        if isinstance(module, BertSelfAttention) and name == "performer":
+            features = draw_orthogonal_features(config.num_random_features, module.attention_head_size)
+            module.register_buffer("features", features)
+        elif isinstance(module, BertSelfAttention) and name == "linformer":
             shape = (config.projected_length, config.max_position_embeddings)
             for which in ("key_shortening", "value_shortening"):  # E, F
-                attention.register_parameter(which, nn.Parameter(torch.randn(shape) * shape[0] ** -0.5))
+                module.register_parameter(which, nn.Parameter(torch.randn(shape) * shape[0] ** -0.5))
     return model
+
+
+def takes_mask(name: str, model: PreTrainedModel) -> bool:
+    """Whether a model does something with `attention_mask`."""
+    return name not in ("linformer", "performer") and "attention_mask" in signature(model.forward).parameters
 
 
 def make_inputs(workload: Workload, setting: Setting) -> dict[str, torch.Tensor]:
     """
-    What a model is called with: random tokens `(batch_size, length)`, the same for every model, and labels.
+    Random tokens `(batch_size, length)`, the same for every model, and labels.
 
     Padded as a collator does it: to the longest input, the others a quarter as long and more, with a mask.
     """
@@ -180,6 +167,11 @@ def make_inputs(workload: Workload, setting: Setting) -> dict[str, torch.Tensor]
         lengths[0] = workload.length
         inputs["attention_mask"] = (torch.arange(workload.length) < lengths).long()
         inputs["input_ids"] *= inputs["attention_mask"]
+        if workload.model == "nystromformer":
+            # The mask of pairs of tokens that transformers makes does not fit its landmarks.
+            precision = PRECISIONS[setting.precision]
+            kept = inputs["attention_mask"][:, None, None].to(precision)
+            inputs["attention_mask"] = (1 - kept) * torch.finfo(precision).min
     return {name: tensor.to(setting.device) for name, tensor in inputs.items()}
 
 
@@ -190,35 +182,27 @@ def make_step(workload: Workload, setting: Setting) -> Callable[[], None]:
     A training step zeroes gradients, runs forward and backward and lets AdamW update; inference is a forward pass in
     evaluation mode.
     """
-    # Here, because it must hold in the processes that steps are taken in too: models say at each call how they pad.
-    logging.set_verbosity_error()
-    precision = PRECISIONS[setting.precision]
-    model: nn.Module = build_model(workload.model, build_config(workload, setting.num_layers))
-    model = model.to(setting.device)
-    if not setting.autocast:
-        model = model.to(precision)
-    model.train(workload.mode == "training")
+    is_training = workload.mode == "training"
+    model: Any = build_model(workload.model, build_config(workload, setting.num_layers))
+    model = model.to(setting.device, PRECISIONS[setting.precision]).train(is_training)
     inputs = make_inputs(workload, setting)
     forward = cast(Callable[..., Any], torch.compile(model, dynamic=False) if setting.compile else model)
-    autocast = torch.autocast(setting.device, precision) if setting.autocast else contextlib.nullcontext()
-
-    def infer() -> None:
-        with torch.inference_mode(), autocast:
-            forward(**inputs)
-
-    if workload.mode == "inference":
+    if not is_training:
         del inputs["labels"]
-        return wait_for_device(infer, setting.device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True) if is_training else None
 
-    def train() -> None:
-        optimizer.zero_grad()
-        with autocast:
-            loss = forward(**inputs).loss
-        loss.backward()
-        optimizer.step()
+    def step() -> None:
+        if optimizer is None:
+            with torch.inference_mode():
+                forward(**inputs)
+        else:
+            optimizer.zero_grad()
+            forward(**inputs).loss.backward()
+            optimizer.step()
+        if setting.device == "cuda":
+            torch.cuda.synchronize()
 
-    return wait_for_device(train, setting.device)
+    return step
 
 
 def make_warm_step(workload: Workload, setting: Setting) -> Callable[[], None]:
@@ -226,6 +210,11 @@ def make_warm_step(workload: Workload, setting: Setting) -> Callable[[], None]:
     short = min(workload.length, 128)
     make_step(replace(workload, length=short, positions=short), setting)()
     return make_step(workload, setting)
+
+
+def _in_float32(compute: Callable[..., torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Of a function of a tensor, the real part in the tensor's type."""
+    return lambda states: compute(states.float()).real.to(states.dtype)
 
 
 def linformer_attention(
@@ -254,39 +243,21 @@ def _attend_performer(
 
 
 def draw_orthogonal_features(num_features: int, head_dim: int) -> torch.Tensor:
-    """
-    Gaussian vectors that are orthogonal in blocks of `head_dim`: Section 2.4 of Choromanski et al. 2021.
-
-    Returns:
-        `torch.Tensor` of shape `(num_features, head_dim)`.
-    """
-    num_blocks = -(-num_features // head_dim)
-    factors = torch.linalg.qr(torch.randn(num_blocks, head_dim, head_dim))
-    # The decomposition picks signs that depend on what is decomposed; without them every direction is equally likely.
-    directions = factors.Q * factors.R.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-2)
-    lengths = torch.randn(num_features, head_dim).norm(dim=1, keepdim=True)
-    return lengths * directions.flatten(0, 1)[:num_features]
+    """`(num_features, head_dim)` Gaussians, orthogonal in blocks of `head_dim`: Section 2.4 of Choromanski et al."""
+    blocks = [nn.init.orthogonal_(torch.empty(head_dim, head_dim)) for _ in range(-(-num_features // head_dim))]
+    return torch.cat(blocks)[:num_features] * torch.randn(num_features, head_dim).norm(dim=1, keepdim=True)
 
 
 def performer_attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, features: torch.Tensor
 ) -> torch.Tensor:
     """
-    Softmax attention approximated with positive random features.
+    Softmax attention approximated with the positive random features W `(m, h)`, in time O(S m h) per head.
 
     With phi(x) = exp(W x - |x|^2 / 2) for x = query or key / h^(1/4), computes
     phi(Q) (phi(K)^T V) / (phi(Q) phi(K)^T 1): Equations 4 and 7, Sections 2.2 and 2.3 of
     [Rethinking Attention with Performers](https://arxiv.org/abs/2009.14794), Choromanski et al. 2021. Factors that
     stand above and below the fraction line, such as phi's 1 / sqrt(m) and the query's exp(-|x|^2 / 2), are left out.
-    Time O(S m h) per head.
-
-    Args:
-        query, key, value (`torch.Tensor` of shape `(batch_size, num_heads, sequence_length, head_dim)`): As in
-            softmax attention, unscaled.
-        features (`torch.Tensor` of shape `(num_features, head_dim)`): The random vectors W.
-
-    Returns:
-        `torch.Tensor` of `query`'s shape.
     """
     scaled_features = features * query.shape[-1] ** -0.25
     query_logits = query @ scaled_features.mT  # (B, H, S, m)

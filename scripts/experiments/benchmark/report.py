@@ -8,17 +8,11 @@ from typing import Any
 
 from experiments.arguments import UserError, one_line
 from experiments.benchmark.cells import RATIOS
+from experiments.benchmark.counts import LEGEND, format_counts
 from experiments.benchmark.models import MODELS, SIZES
 from experiments.benchmark.profile import format_profile
-from experiments.plots import plot_benchmark, plot_scaling
-from experiments.results import (
-    command_line,
-    describe_environment,
-    format_origin,
-    format_table,
-    write_atomically,
-    write_json,
-)
+from experiments.plots import plot_benchmark
+from experiments.results import command_line, describe_environment, format_origin, format_table, write_results
 
 
 _STEPS = (
@@ -46,49 +40,42 @@ COMPARISONS = {
         "transform is longer than the inputs need, the equal result is computed at a shorter length. Padded batches "
         f"hold inputs of a quarter of the length and more. {_STEPS}",
     ),
-    "speed_profile": (
-        "Where the time of a training step goes",
-        "SKTformer with a sequence classification head, made for the length.",
-    ),
+    "speed_profile": ("Where the time of a training step goes", "Sequence classification by SKTformer."),
+    "counts": ("What a layer asks of a device", LEGEND),
 }
-
-
 # The flags that tell sections of a file apart, and those that say nothing about what is measured.
 _SETTINGS = (
     *("comparison", "size", "num_layers", "batch_size", "tokens_per_batch", "made_for", "padded"),
-    *("precision", "autocast", "compile", "device", "dropout"),
+    *("precision", "compile", "device", "dropout"),
 )
-_FREE_FLAGS = ("merge", "results_name", "results_dir")
+_FREE_FLAGS = ("merge", "results_dir")
+_PICTURED = ("speed", "scaling")
+# What ratios are to, where it is no other model.
+_BASELINES = {"scaling": "the shortest length's", "short_inputs": "the model of that length's"}
 
 
 def open_section(flags: Mapping[str, Any], path: Path, merge: bool) -> dict[str, Any]:
     """
-    The part of the results that belongs to a command: an unfinished one of the same flags, or a new one.
+    The part of the results `path` that belongs to a command: an unfinished one of the same flags, or a new one.
 
-    Args:
-        flags (mapping): All flags, and `comparison`, one of [`COMPARISONS`].
-        path (`Path`): The results' files, without an ending.
-        merge (`bool`): Whether to keep sections of other settings.
+    `flags` are all flags, and `comparison`, one of [`COMPARISONS`].
 
     Raises:
-        UserError: if the file holds other sections that nobody asked to keep.
+        UserError: if the file holds sections of other settings and `merge` does not ask to keep them.
     """
     environment = describe_environment()
     section = {
         "key": {name: flags[name] for name in _SETTINGS},
         "plan": {name: value for name, value in flags.items() if name not in _FREE_FLAGS},
-        "command": command_line(),
-        "environment": environment,
-        "commits": [environment["commit"]],
-        "finished": False,
-        "rows": [],
+        **{"command": command_line(), "environment": environment, "commits": [environment["commit"]]},
+        **{"finished": False, "rows": []},
     }
     earlier = load_sections(path)
     others = [entry for entry in earlier if entry["key"] != section["key"]]
     if others and not merge:
         raise UserError(
             f"{path}.json holds results of other settings ({section_title(others[0])}); pass --merge to keep them "
-            "beside these, or choose another --results_name."
+            "beside these, or choose another --results_dir."
         )
     for entry in earlier:
         same_machine = {**entry["environment"], "commit": None} == {**environment, "commit": None}
@@ -104,51 +91,43 @@ def load_sections(path: Path) -> list[dict[str, Any]]:
         return []
     try:
         sections = json.loads(path.read_text(encoding="utf-8"))["sections"]
-        return [section for section in sections if COMPARISONS[section["key"]["comparison"]]]
+        keys = [{name: section["key"][name] for name in _SETTINGS} for section in sections]
+        return [section | {"key": key} for section, key in zip(sections, keys, strict=True)]
     except (ValueError, KeyError, TypeError) as error:
-        raise UserError(
-            f"{path} holds no results of this script ({one_line(error)}); choose another --results_name."
-        ) from error
+        what = f"{path} holds no results of this script ({one_line(error)})"
+        raise UserError(f"{what}; choose another --results_dir.") from error
 
 
-def save_section(section: Mapping, path: Path) -> None:
-    """Put a section into the results, in the place of an earlier one of its settings, and write table and picture."""
+def save_section(section: Mapping, path: Path) -> str:
+    """Put a section into the results, in the place of an earlier one of its settings; returns their Markdown."""
     sections: list[Mapping] = list(load_sections(path))
     place = next((n for n, entry in enumerate(sections) if entry["key"] == section["key"]), len(sections))
     sections[place : place + 1] = [section]
-    write_json(f"{path}.json", {"sections": sections})
-    write_atomically(f"{path}.md", format_document(sections, path.name))
-    comparison, picture = section["key"]["comparison"], path.with_name(picture_name(section, path.name))
-    curves: dict[str, dict[str, list[tuple[int, float, float]]]] = {}
-    for case, rows in section_groups(section).items():
-        models = curves.setdefault(case, {})
-        for row in rows:
-            points = models.setdefault(MODELS[row["model"]].title, [])
-            if row["reason"] is None and comparison == "speed":
-                points.append((row["length"], row["step_time_ms"], row["peak_memory_mib"]))
-            elif row["memory_ratio"]:
-                points.append((row["length"], 1 / row["speed_ratio"], row["memory_ratio"]))
-    if comparison == "speed":
-        plot_benchmark(curves, picture, section_title(section))
-    elif comparison == "scaling":
-        plot_scaling({case: models["SKTformer"] for case, models in curves.items()}, picture, section_title(section))
+    if section["key"]["comparison"] in _PICTURED:
+        curves: dict[str, dict[str, list[tuple[int, float, float]]]] = {}
+        for case, rows in section_groups(section).items():
+            models = curves.setdefault(case, {})
+            for row in rows:
+                points = models.setdefault(MODELS[row["model"]].title, [])
+                if row["reason"] is None:
+                    points.append((row["length"], row["step_time_ms"], row["peak_memory_mib"]))
+        plot_benchmark(curves, path.with_name(picture_name(section, path.name)), section_title(section))
+    return write_results(path, {"sections": sections}, format_document(sections, path.name))
 
 
 def section_title(section: Mapping) -> str:
     """The settings of a section in a few words."""
     key = section["key"]
-    depth, tokens, positions, dropout = (
-        key[name] for name in ("num_layers", "tokens_per_batch", "made_for", "dropout")
-    )
+    depth, tokens, dropout = key["num_layers"], key["tokens_per_batch"], key["dropout"]
     words = [
         " and ".join(SIZES[size] for size in key["size"]),
         f"{depth} layer{'s' if depth > 1 else ''}" if depth else "",
         f"{tokens:,} tokens" if tokens else f"batch {key['batch_size']}",
-        f"made for {positions:,} tokens" if positions else "",
+        f"made for {key['made_for']:,} tokens" if key["made_for"] else "",
         "padded" if key["padded"] else "",
-        f"{key['precision']} autocast" if key["autocast"] else key["precision"],
+        key["precision"],
         "compiled" if key["compile"] else "",
-        {"cpu": "CPU", "cuda": "GPU"}[key["device"]],
+        {"cpu": "CPU", "cuda": "GPU"}.get(key["device"], ""),
         f"dropout {', '.join(f'{value:g}' for value in dropout)}" if dropout != [0.0, 0.1] else "",
     ]
     return ", ".join(filter(None, words))
@@ -159,7 +138,7 @@ def picture_name(section: Mapping, name: str) -> str:
     key = section["key"]
     batch = f"{key['tokens_per_batch']}tokens" if key["tokens_per_batch"] else key["batch_size"]
     words = [name, *key["size"], f"{key['num_layers'] or ''}x{batch}", key["precision"], key["device"]]
-    words += [word for word in ("autocast", "compile") if key[word]]
+    words += ["compile"] if key["compile"] else []
     words += [f"{value:g}" for value in key["dropout"]] if key["dropout"] != [0.0, 0.1] else []
     return f"{'-'.join(words)}.png"
 
@@ -169,22 +148,20 @@ def section_groups(section: Mapping) -> dict[str, list[dict]]:
     groups: dict[str, list[dict]] = {}
     for row in section["rows"]:
         title = "Inference" if row["mode"] == "inference" else f"Training, dropout {row['dropout']:g}"
-        if len(section["key"]["size"]) > 1 and section["key"]["comparison"] != "short_inputs":
+        if len(section["key"]["size"]) > 1:
             title = f"{SIZES[row['size']]}: {title}"
         groups.setdefault(title, []).append(row)
     return groups
 
 
-def format_document(sections: Sequence[Mapping], name: str) -> str:
-    """All sections as Markdown."""
+def format_document(sections: Sequence[Mapping], name: str) -> list[str]:
+    """All sections as paragraphs of Markdown."""
     comparisons = list(dict.fromkeys(section["key"]["comparison"] for section in sections))
     measured = {row["model"] for section in sections for row in section["rows"]}
     notes = [f"- {model.title}: {model.note}" for name, model in MODELS.items() if name in measured and model.note]
     paragraphs = [f"# {COMPARISONS[comparisons[0]][0]}", *(COMPARISONS[comparison][1] for comparison in comparisons)]
     paragraphs += ["\n".join(notes)] if notes else []
-    for section in sections:
-        paragraphs += format_section(section, name)
-    return "\n\n".join(paragraphs) + "\n"
+    return paragraphs + [paragraph for section in sections for paragraph in format_section(section, name)]
 
 
 def format_section(section: Mapping, name: str) -> list[str]:
@@ -193,11 +170,15 @@ def format_section(section: Mapping, name: str) -> list[str]:
     paragraphs = [f"## {title}"]
     if not section["finished"]:
         paragraphs.append("Unfinished: what is missing has not been measured yet.")
-    paragraphs += format_profile(section) if comparison == "speed_profile" else busy_machine_warning(section)
-    for group, rows in section_groups(section).items():
-        tables = _format_speeds if comparison == "speed" else _format_multiples
-        paragraphs += [f"### {group}", *tables(rows, section["plan"])]
-    if comparison in ("speed", "scaling"):
+    if comparison == "speed_profile":
+        paragraphs += format_profile(section)
+    elif comparison == "counts":
+        paragraphs += format_counts(section["rows"])
+    else:
+        paragraphs += busy_machine_warning(section)
+        for group, rows in section_groups(section).items():
+            paragraphs += [f"### {group}", *_format_speeds(rows, section)]
+    if comparison in _PICTURED:
         paragraphs.append(f"![Time and memory against length: {title}]({picture_name(section, name)})")
     return [*paragraphs, format_origin(section["environment"], section["command"], section["commits"])]
 
@@ -214,16 +195,17 @@ def busy_machine_warning(section: Mapping) -> list[str]:
     ]
 
 
-def _format_speeds(rows: Sequence[Mapping], plan: Mapping) -> list[str]:
+def _format_speeds(rows: Sequence[Mapping], section: Mapping) -> list[str]:
     """Tables of models and lengths: of speed, of memory, and of what operations would give."""
-    baseline = MODELS[plan["baseline"]].title
+    plan, comparison = section["plan"], section["key"]["comparison"]
+    baseline = _BASELINES.get(comparison) or f"{MODELS[plan['baseline']].title}'s"
     return [
-        f"Steps per second, and in brackets the multiple of {baseline}'s speed: medians over {plan['rounds']} "
+        f"Steps per second, and in brackets the multiple of {baseline} speed: medians over {plan['rounds']} "
         "interleaved rounds, of the ratio in a round.",
         _model_table(rows, lambda row: _digits(1000 / row["step_time_ms"]) + _show(row["speed_ratio"], " ({:.2f})")),
-        "Peak memory of a step beyond the model's weights, MiB.",
-        _model_table(rows, lambda row: f"{row['peak_memory_mib']:,.0f}"),
-        f"Multiple of {baseline}'s speed by the clock / by processor time / expected from counted multiply-adds.",
+        f"Peak memory of a step beyond the model's weights, MiB, and in brackets the multiple of {baseline}.",
+        _model_table(rows, lambda row: f"{row['peak_memory_mib']:,.0f}" + _show(row["memory_ratio"], " ({:.2f})")),
+        f"Multiple of {baseline} speed by the clock / by processor time / expected from counted multiply-adds.",
         _model_table(rows, lambda row: " / ".join(_show(row[ratio]) or "-" for ratio in RATIOS[:3])),
     ]
 
@@ -231,33 +213,12 @@ def _format_speeds(rows: Sequence[Mapping], plan: Mapping) -> list[str]:
 def _model_table(rows: Sequence[Mapping], cell: Callable[[Mapping], str]) -> str:
     """A table of models (rows) and lengths (columns); where nothing was measured the cell says why."""
     lengths = sorted({row["length"] for row in rows})
-    table = []
-    for model in dict.fromkeys(row["model"] for row in rows):
-        own = {row["length"]: row for row in rows if row["model"] == model}
-        table.append([MODELS[model].title, *(own[n]["reason"] or cell(own[n]) if n in own else "" for n in lengths)])
-    return "\n".join(format_table(["model", *(f"{length:,}" for length in lengths)], table))
-
-
-def _format_multiples(rows: Sequence[Mapping], plan: Mapping) -> list[str]:
-    """A table with a line for each step, and its time and memory as multiples of the baseline's."""
-    header = ["size", "length", "made for", "batch", "step, ms", "ratio", "processor time, ms", "ratio"]
-    table = [
-        [
-            row["size"],
-            *(f"{row[name]:,}" for name in ("length", "positions", "batch_size")),
-            row["reason"] or f"{row['step_time_ms']:,.0f}",
-            _show(row["speed_ratio"] and 1 / row["speed_ratio"]),
-            _show(row.get("step_cpu_time_ms"), "{:,.0f}"),
-            _show(row["cpu_speed_ratio"] and 1 / row["cpu_speed_ratio"]),
-            _show(row.get("peak_memory_mib"), "{:,.0f}"),
-            _show(row["memory_ratio"]),
-        ]
-        for row in rows
-    ]
-    return [
-        f"Times are medians over {plan['rounds']} interleaved rounds, their ratios medians of the ratio in a round.",
-        "\n".join(format_table([*header, "peak memory, MiB", "ratio"], table)),
-    ]
+    table: dict[str, dict[int, str]] = {}
+    for row in rows:
+        made_for = f", made for {row['positions']:,}" if row["positions"] != row["length"] else ""
+        table.setdefault(MODELS[row["model"]].title + made_for, {})[row["length"]] = row["reason"] or cell(row)
+    cells = [[title, *(of_model.get(length, "") for length in lengths)] for title, of_model in table.items()]
+    return "\n".join(format_table(["model", *(f"{length:,}" for length in lengths)], cells))
 
 
 def _show(value: float | None, form: str = "{:.2f}") -> str:
