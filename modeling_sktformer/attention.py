@@ -18,12 +18,13 @@ Letters in shapes: B batch, S tokens, d hidden size, H heads, h width of a head,
 landmark features of a head.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import nn
 
-from .kernels import are_plain_linear
+from .kernels import Dropout, choose_kernel, is_plain
 from .sequences import Landmarks, Sequences, draw_permutation
 
 
@@ -36,73 +37,69 @@ class Coefficients(NamedTuple):
     value_columns: torch.Tensor | None  # V_J^T, (B, H, s2, S)
 
 
-def token_attention(
-    scores: torch.Tensor, landmark_values: torch.Tensor, landmark_mask: torch.Tensor | None, dropout: nn.Module
-) -> tuple[torch.Tensor, torch.Tensor]:
-    r"""
-    Attend from every token to the landmark tokens: Equation 3, softmax(Q K_I^T / sqrt(h)) V_I.
+class Branch(NamedTuple):
+    """
+    What a branch gives each token: a combination of a few vectors in every head, which is then normalised.
 
-    The text's column attention, the listing's row attention. The softmax over no landmark at all is zero. Time and
-    memory O(S k h) per head.
+    For tokens these are softmax(Q K_I^T / sqrt(h)) and V_I (Equation 3), for features V_J and the rows of
+    softmax(Q^T K_J / sqrt(n))^T (Equation 4).
+    """
+
+    coefficients: torch.Tensor  # (B, H, m / H, S)
+    vectors: torch.Tensor  # (B, H, m / H, h)
+    norm: nn.LayerNorm
+
+    @property
+    def num_coefficients(self) -> int:
+        """The coefficients m of a token in all heads."""
+        return self.vectors.shape[1] * self.vectors.shape[2]
+
+    def block_diagonal(self) -> torch.Tensor:
+        """The vectors of all heads as one block diagonal matrix for each sequence, `(B, m, d)`."""
+        return torch.diag_embed(self.vectors.permute(0, 2, 3, 1), dim1=1, dim2=3).flatten(3).flatten(1, 2)
+
+    def context(self) -> torch.Tensor:
+        """The combinations, head beside head, `(B, S, d)`."""
+        if self.vectors.shape[2] > self.vectors.shape[3]:
+            return (self.coefficients.mT @ self.vectors).transpose(1, 2).flatten(2)
+        # Of few vectors as one product, which writes the heads where they belong.
+        return self.coefficients.flatten(1, 2).mT @ self.block_diagonal()
+
+
+def token_weights(scores: torch.Tensor, landmark_mask: torch.Tensor | None) -> torch.Tensor:
+    r"""
+    Weigh the landmark tokens for every token: softmax(Q K_I^T / sqrt(h)) of Equation 3.
+
+    The text's column attention, the listing's row attention. The softmax over no landmark at all is zero.
 
     Args:
         scores (`torch.Tensor` of shape `(batch_size, num_heads, num_landmarks, sequence_length)`): K_I Q^T / sqrt(h).
-        landmark_values (`torch.Tensor` of shape `(batch_size, num_heads, num_landmarks, head_dim)`): V_I.
         landmark_mask (`torch.BoolTensor` of shape `(batch_size, num_landmarks)`, *optional*):
             False where a sequence has no landmark.
-        dropout (`nn.Module`): Applied to the attention matrix.
 
     Returns:
-        `tuple`: the attended values `(batch_size, sequence_length, num_heads * head_dim)`, and the attention matrix
-        of the shape of `scores`.
+        `torch.Tensor` of the shape of `scores`.
     """
     if landmark_mask is None:
-        probabilities = scores.softmax(dim=2)
-    else:
-        mask = landmark_mask[:, None, :, None]
-        scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
-        # A sequence without any token would spread its weight evenly over masked landmarks.
-        probabilities = scores.softmax(dim=2) * mask
-    probabilities = dropout(probabilities)
-    return combine_heads(probabilities, landmark_values), probabilities
+        return scores.softmax(dim=2)
+    mask = landmark_mask[:, None, :, None]
+    # A sequence without any token would spread its weight evenly over masked landmarks.
+    return scores.masked_fill(~mask, torch.finfo(scores.dtype).min).softmax(dim=2) * mask
 
 
-def feature_attention(scores: torch.Tensor, value_columns: torch.Tensor, dropout: nn.Module) -> torch.Tensor:
-    r"""
-    Attend from every feature to the landmark features: Equation 4, V_J softmax(Q^T K_J / sqrt(n))^T.
-
-    Time and memory O(S h s2) per head.
+def combine(branches: Sequence[Branch], projection: nn.Module) -> torch.Tensor:
+    """
+    Combine the branches: Equation 2, projected.
 
     Args:
-        scores (`torch.Tensor` of shape `(batch_size, num_heads, s2, head_dim)`):
-            K_J^T Q / sqrt(n), where n is the number of real tokens of the sequence and K_J^T Q sums over these alone,
-            so that a sequence without padding gives the paper's value.
-        value_columns (`torch.Tensor` of shape `(batch_size, num_heads, s2, sequence_length)`): V_J^T.
-        dropout (`nn.Module`): Applied to the attention matrix.
+        branches (`Sequence` of [`Branch`]): One or both.
+        projection (`nn.Module`): Of the output.
 
     Returns:
-        `torch.Tensor` of shape `(batch_size, sequence_length, num_heads * head_dim)`.
+        `torch.Tensor` of shape `(batch_size, sequence_length, hidden_size)`.
     """
-    return combine_heads(value_columns, dropout(scores.softmax(dim=2)))
-
-
-def combine_heads(coefficients: torch.Tensor, vectors: torch.Tensor) -> torch.Tensor:
-    """
-    Combine each head's vectors with the coefficients of every token, head beside head.
-
-    Args:
-        coefficients (`torch.Tensor` of shape `(batch_size, num_heads, m, sequence_length)`): Of the tokens.
-        vectors (`torch.Tensor` of shape `(batch_size, num_heads, m, head_dim)`): What they combine.
-
-    Returns:
-        `torch.Tensor` of shape `(batch_size, sequence_length, num_heads * head_dim)`.
-    """
-    _, num_heads, num_vectors, head_dim = vectors.shape
-    if num_vectors > head_dim:
-        return (coefficients.mT @ vectors).transpose(1, 2).flatten(2)
-    # As one product with a block diagonal matrix, (B, H m, H h), which writes the heads where they belong.
-    blocks = torch.diag_embed(vectors.permute(0, 2, 3, 1), dim1=1, dim2=3)  # (B, H, m, H, h) but for the last axis
-    return coefficients.flatten(1, 2).mT @ blocks.flatten(3).flatten(1, 2)
+    contexts = [branch.norm(branch.context()) for branch in branches]
+    return projection(contexts[0] if len(contexts) == 1 else (contexts[0] + contexts[1]) / 2)
 
 
 class SkeletonAttention(nn.Module):
@@ -133,7 +130,7 @@ class SkeletonAttention(nn.Module):
         self.key = nn.Linear(config.hidden_size, config.hidden_size)
         self.value = nn.Linear(config.hidden_size, config.hidden_size)
         self.out_proj = nn.Linear(config.hidden_size, config.hidden_size)
-        self.dropout = nn.Dropout(config.attention_probs_dropout_prob)
+        self.dropout = Dropout(config.attention_probs_dropout_prob, config)
         if config.use_token_attention:
             self.token_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         if config.use_feature_attention:
@@ -162,19 +159,18 @@ class SkeletonAttention(nn.Module):
         """
         # Few landmarks give a token fewer coefficients than it has columns: to read them takes less than to project.
         few = not self.config.use_token_attention or self.config.num_landmark_tokens < self.head_dim
-        read = self._read_weights if few and are_plain_linear(self.query, self.key, self.value) else self._project
+        plain = all(is_plain(projection, nn.Linear) for projection in (self.query, self.key, self.value))
+        read = self._read_weights if few and plain else self._project
         coefficients = read(hidden_states, sequences, landmarks)
-        contexts, probabilities = [], None
+        branches, probabilities = [], None
         if coefficients.token_scores is not None:
-            tokens, probabilities = token_attention(
-                coefficients.token_scores, coefficients.landmark_values, landmarks.mask, self.dropout
-            )
-            contexts.append(self.token_norm(tokens))
+            probabilities = self.dropout(token_weights(coefficients.token_scores, landmarks.mask))
+            branches.append(Branch(probabilities, coefficients.landmark_values, self.token_norm))
         if coefficients.feature_scores is not None:
-            features = feature_attention(coefficients.feature_scores, coefficients.value_columns, self.dropout)
-            contexts.append(self.feature_norm(features))
-        context = contexts[0] if len(contexts) == 1 else (contexts[0] + contexts[1]) / 2  # Equation 2
-        return self.out_proj(context), None if probabilities is None else probabilities.mT
+            weights = self.dropout(coefficients.feature_scores.softmax(dim=2))
+            branches.append(Branch(coefficients.value_columns, weights, self.feature_norm))
+        compute = choose_kernel("combine", self.config.kernels, branches, self.out_proj) or combine
+        return compute(branches, self.out_proj), None if probabilities is None else probabilities.mT
 
     def _project(
         self, hidden_states: torch.Tensor, sequences: Sequences, landmarks: Landmarks | None

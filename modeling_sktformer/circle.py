@@ -7,9 +7,9 @@ with a matrix of r rows and d columns, the *folded filter*, which serves all seq
 
     E[f, s, o] = sum over the columns c of segment s and the taps k of W[o, c, k] exp(2 pi i f (k - P) / N) L[c, f]
 
-so that the d x d products of the convolution are made once and not for each token, and the transforms are products
-with fixed waves. Whether this or the transforms and the convolution one after another take fewer multiply-adds is
-counted for every batch.
+so that the d x d products of the convolution are made once and not for each token. Whether this or the convolution of
+the columns takes fewer multiply-adds is counted for every batch. Short transforms are products with fixed waves, which
+read and write tokens as they stand.
 
 Letters in shapes: B batch, S tokens, N positions of the circle, F = N // 2 + 1 frequencies, d hidden size, r segments,
 K taps of the short convolution, P = K // 2. In sums: f frequency, p, q, a real or imaginary part, s segment, i column
@@ -26,14 +26,20 @@ from .lengthening import short_transform_length
 from .sequences import Sequences
 
 
+# Up to here transforms are products: N multiply-adds for each value, and no pass over memory but reading and writing it.
+MAX_PRODUCT_POSITIONS = 512
+# What processors and GPUs multiply while they read or write a value, in round figures.
+MULTIPLY_ADDS_PER_VALUE = 64
+
+
 class Waves(NamedTuple):
     """
     What the transforms of all layers are products with.
 
     Attributes:
-        analysis (`torch.Tensor` of shape `(F, 2, 2, S)`):
-            To the spectrum's [[re, -im], [im, re]], times the share that a frequency has in a position's value.
-        synthesis (`torch.Tensor` of shape `(S, F, 2)`): From real and imaginary parts to positions.
+        analysis (`torch.Tensor` of shape `(F, 2, 2, S)`, *optional*):
+            To the spectrum's [[re, -im], [im, re]], over N; `None` on long circles.
+        synthesis (`torch.Tensor` of shape `(S, F, 2)`, *optional*): From [re, im] to positions; `None` likewise.
         shifts (`torch.Tensor` of shape `(F, 2, 2, K)`): From [re, im] of a filter to those of its K shifted copies.
         ends (`torch.Tensor` of shape `(B or 1, 2 P, F, 2)`):
             As `synthesis`, to the P positions before a sequence and the P behind it.
@@ -41,8 +47,8 @@ class Waves(NamedTuple):
         end_signs (`torch.Tensor` of shape `(B or 1, 2 P, 1)`): -1, and 0 where a short sequence has no such token.
     """
 
-    analysis: torch.Tensor
-    synthesis: torch.Tensor
+    analysis: torch.Tensor | None
+    synthesis: torch.Tensor | None
     shifts: torch.Tensor
     ends: torch.Tensor
     end_tokens: torch.Tensor
@@ -92,26 +98,31 @@ def choose_circle(config, batch_size: int, sequences: Sequences, dtype: torch.dt
 
 def count_multiply_adds(config, batch_size: int, length: int, num_positions: int) -> tuple[float, float]:
     """
-    Count what a layer's Fourier convolution and the stem's half that reads it take.
+    Count what a layer's Fourier convolution and the stem's half that reads it take, around a circle.
 
     Returns:
-        `tuple`: multiply-adds with transforms and the short convolution, and with products per frequency.
+        `tuple`: multiply-adds with the convolution of the columns, and with products per frequency, where a value that
+        is moved for the folded filter counts as many as a device does meanwhile.
     """
     width, taps, num_segments = config.hidden_size, config.conv_kernel_size, config.num_segments
+
+    def count_transforms(number: int, size: int) -> float:
+        return number * 1.25 * size * math.log2(max(size, 2))  # 2.5 n log2 n real operations each
+
+    shortened = 0.0
+    if num_positions < config.max_position_embeddings:
+        shortened = count_transforms(width, config.max_position_embeddings) + count_transforms(width, num_positions)
     if not config.use_convolution_stem:
-        taps = 0
-    num_tokens, num_values = batch_size * length, batch_size * num_positions
-
-    def count_transform(size: int) -> float:
-        return 1.25 * size * math.log2(max(size, 2))  # 2.5 n log2 n real operations
-
-    shortened = config.max_position_embeddings, num_positions
-    once = width * sum(map(count_transform, shortened)) if num_positions < config.max_position_embeddings else 0.0
-    direct = taps * num_tokens * width**2 + (batch_size * width) * count_transform(num_positions)
-    if not taps:
-        return once + direct, math.inf
-    products = 2 * num_values * num_segments * (width + length) + num_tokens * num_positions * width
-    return once + direct, once + taps * num_positions * width**2 + products
+        return shortened + count_transforms(batch_size * width, num_positions), math.inf
+    direct = taps * batch_size * length * width**2 + count_transforms(batch_size * width, num_positions)
+    # The folded filter is made, brought into order and read, and the filter shifted by every tap likewise.
+    num_moved = (4 * num_segments + 3 * taps) * width * num_positions
+    folded = taps * num_positions * width**2 + 2 * batch_size * num_positions * num_segments * width
+    if num_positions <= MAX_PRODUCT_POSITIONS:
+        transforms = batch_size * length * num_positions * (width + 2 * num_segments)
+    else:
+        transforms = count_transforms(batch_size * (width + num_segments), num_positions)
+    return shortened + direct, shortened + folded + transforms + MULTIPLY_ADDS_PER_VALUE * num_moved
 
 
 def make_waves(
@@ -131,28 +142,32 @@ def make_waves(
         angles = turns.to(dtype) * (2 * math.pi / num_positions)
         return angles.cos(), angles.sin()  # (..., F)
 
-    cos, sin = turn(torch.arange(sequences.length, device=device))  # (S, F)
     # Every frequency but the first and, for an even N, the last stands for its negative too.
     single = (frequencies == 0) | (2 * frequencies == num_positions)
-    share = (2 - single.to(dtype)) / num_positions
-    parts = torch.stack([torch.stack([cos, sin]), torch.stack([-sin, cos])]) * share  # (2, 2, S, F)
+    share = 2 - single.to(dtype).unsqueeze(-1)
+    analysis = synthesis = None
+    if num_positions <= MAX_PRODUCT_POSITIONS:
+        cos, sin = turn(torch.arange(sequences.length, device=device))  # (S, F)
+        synthesis = torch.stack([cos, -sin], dim=-1) * share
+        analysis = torch.stack([torch.stack([cos, sin]), torch.stack([-sin, cos])]) / num_positions  # (2, 2, S, F)
+        analysis = analysis.permute(3, 0, 1, 2).contiguous()
     tap_cos, tap_sin = turn(torch.arange(num_taps, device=device) - reach)  # (K, F)
     shifts = torch.stack([torch.stack([tap_cos, tap_sin]), torch.stack([-tap_sin, tap_cos])])  # (2, 2, K, F)
     end_cos, end_sin = turn(torch.cat([before, after], dim=1))
     end_tokens = torch.cat([before + reach, after - reach], dim=1)
     is_token = (end_tokens >= 0) & (end_tokens < sequences.length)
     return Waves(
-        analysis=parts.permute(3, 0, 1, 2).contiguous(),
-        synthesis=torch.stack([cos, -sin], dim=-1),
+        analysis=analysis,
+        synthesis=synthesis,
         shifts=shifts.permute(3, 0, 1, 2).contiguous(),
-        ends=torch.stack([end_cos, -end_sin], dim=-1),
+        ends=torch.stack([end_cos, -end_sin], dim=-1) * share,
         end_tokens=end_tokens.clamp(0, sequences.length - 1),
         end_signs=-is_token.to(dtype).unsqueeze(-1),
     )
 
 
 def add_folded_stem(
-    sums: torch.Tensor, averages: torch.Tensor, filter: torch.Tensor, weight: torch.Tensor, waves: Waves
+    sums: torch.Tensor, averages: torch.Tensor, filter: torch.Tensor, weight: torch.Tensor, circle: Circle
 ) -> torch.Tensor:
     r"""
     Add the short convolution of the Fourier convolution, zero outside the sequences (Equation 5 and Algorithm 2).
@@ -168,21 +183,33 @@ def add_folded_stem(
             Real and imaginary part of each column's filter at each frequency.
         weight (`torch.Tensor` of shape `(hidden_size, hidden_size, kernel_size)`):
             Of the convolution, for the columns of the Fourier convolution.
-        waves ([`Waves`]): Of the batch.
+        circle ([`Circle`]): Of the batch, with waves.
 
     Returns:
         `torch.Tensor` of the shape of `sums`; what stands at padding has no meaning.
     """
-    batch_size, _, width = sums.shape
+    waves, num_positions = circle.waves, circle.num_positions
+    batch_size, length, width = sums.shape
     num_segments, dtype = averages.shape[-1], sums.dtype
     gains = filter.to(averages.dtype).unflatten(0, (num_segments, -1))  # (r, d / r, F, 2)
     taps = weight.unflatten(1, (num_segments, -1)).to(dtype)  # (d, r, d / r, K)
     shifted = torch.einsum("sifp,fpqk->sfqik", gains, waves.shifts).to(dtype)
     folded = torch.einsum("sfqik,osik->fqso", shifted, taps)
-    spectrum = torch.einsum("faqt,bts->fabqs", waves.analysis, averages)
+    if waves.analysis is None:
+        spectrum = torch.view_as_real(torch.fft.rfft(averages, n=num_positions, dim=1, norm="forward"))  # (B, F, r, 2)
+        real, imag = spectrum.permute(3, 1, 0, 2)  # (F, B, r)
+        spectrum = torch.stack([torch.stack([real, -imag], dim=2), torch.stack([imag, real], dim=2)], dim=1)
+    else:
+        spectrum = torch.einsum("faqt,bts->fabqs", waves.analysis, averages)
     filtered = torch.einsum("fabqs,fqso->fabo", spectrum.to(dtype), folded)
-    synthesis = waves.synthesis.flatten(1).to(dtype).expand(batch_size, -1, -1)
-    sums = torch.baddbmm(sums, synthesis, filtered.flatten(0, 1).transpose(0, 1))
+    if waves.synthesis is None:
+        real, imag = filtered.to(averages.dtype).unbind(1)
+        # As a matrix (F, B d): PyTorch transposes it faster than it transforms along another dimension than the last.
+        columns = torch.fft.irfft(torch.complex(real, imag).flatten(1).mT, n=num_positions, norm="forward")
+        sums = sums + columns.unflatten(0, (batch_size, width))[..., :length].mT.to(dtype)
+    else:
+        synthesis = waves.synthesis.flatten(1).to(dtype).expand(batch_size, -1, -1)
+        sums = torch.baddbmm(sums, synthesis, filtered.flatten(0, 1).transpose(0, 1))
     reach = weight.shape[-1] // 2
     if reach == 0:
         return sums

@@ -45,7 +45,7 @@ class SKTformerConfig(PreTrainedConfig):
         conv_kernel_size (`int`): Width of the convolution stem in tokens, odd.
         smoother_norm (`"batch_norm"` or `"layer_norm"`):
             Normalisation in the convolution stem: over the batch and the columns at each position (the paper's), or
-            over the columns of each token, which couples no samples.
+            over the columns of each token, which couples no samples (the presets').
         smoother_activation (`str`): Activation in the convolution stem.
         fourier_initializer_scale (`float`):
             Multiplies the initial standard deviation of the Fourier filter, 1 / sqrt(hidden_size) per part.
@@ -100,7 +100,7 @@ class SKTformerConfig(PreTrainedConfig):
     num_landmark_features: int = 8
     landmark_seed: int = 0
     conv_kernel_size: int = 3
-    smoother_norm: Literal["batch_norm", "layer_norm"] = "batch_norm"
+    smoother_norm: Literal["batch_norm", "layer_norm"] = "layer_norm"
     smoother_activation: str = "relu"
     fourier_initializer_scale: float | int = 1.0
     use_smoother: bool = True
@@ -110,6 +110,7 @@ class SKTformerConfig(PreTrainedConfig):
     use_feature_attention: bool = True
     classifier_pooling: Literal["cls", "mean"] = "cls"
     sparse_prediction: bool = True
+    kernels: Literal["auto", "eager"] = "auto"
 
     def __post_init__(self, **kwargs):
         for option in ("is_decoder", "add_cross_attention", "is_encoder_decoder"):

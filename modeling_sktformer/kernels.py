@@ -1,4 +1,107 @@
+"""
+The seam between what the model says and how it is computed: faster kernels for single operations, and nothing else.
+
+The plain code runs on every device and is what compilers and exporters see. A kernel computes one operation of it to
+the same end in less time, where it applies. That is decided by devices, types and sizes alone, so that a call takes
+the same way in the first pass and in one that gradient checkpointing repeats. `config.kernels`, which
+`model.set_kernels` changes, is `"auto"`, or `"eager"` for the plain code alone.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
 import torch
 from torch import nn
-def are_plain_linear(*modules):
-    return all(type(m) is nn.Linear for m in modules)
+from transformers.utils import logging
+
+from .cpu_attention import combine_normalized, takes_fewer_multiply_adds
+from .cpu_dropout import drop_values
+
+
+logger = logging.get_logger(__name__)
+
+
+def is_plain(module: nn.Module, kind: type[nn.Module]) -> bool:
+    """
+    Whether a module does nothing but what its class says, so that its weights can stand in a product of another form.
+
+    Not so an adapter in its place, a module with a hook (pruning and weight norm compute the weight in one), one whose
+    weight accelerate brings in when it is called, or one without bias; nor quantised and sharded weights, which know a
+    few operations of their own.
+
+    Args:
+        module (`nn.Module`): The module.
+        kind (`type`): The class that it has to be of, and not of a class derived from it.
+
+    Returns:
+        `bool`
+    """
+    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    return (
+        type(module) is kind
+        and not any(hooks)
+        and "forward" not in vars(module)
+        and all(type(parameter) is nn.Parameter for parameter in module._parameters.values())
+    )
+
+
+def _combines_on_cpu(branches: Sequence[Any], projection: nn.Module) -> bool:
+    states = branches[0].vectors
+    return (
+        states.device.type == "cpu"
+        and states.dtype in (torch.float32, torch.float64)  # norms not computed as such need their digits
+        and is_plain(projection, nn.Linear)
+        and all(is_plain(branch.norm, nn.LayerNorm) for branch in branches)
+        and takes_fewer_multiply_adds(branches, projection)
+    )
+
+
+class Kernel(NamedTuple):
+    """A function and when it applies; both take what the operation takes."""
+
+    name: str
+    applies: Callable[..., bool]
+    function: Callable[..., Any]
+
+
+# The first one that applies is taken.
+KERNELS: dict[str, tuple[Kernel, ...]] = {
+    "combine": (Kernel("cpu_attention", _combines_on_cpu, combine_normalized),),
+    "dropout": (Kernel("cpu_dropout", lambda inputs, probability: inputs.device.type == "cpu", drop_values),),
+}
+
+
+def choose_kernel(operation: str, mode: str, *inputs: Any) -> Callable[..., Any] | None:
+    """
+    Choose what computes an operation.
+
+    Args:
+        operation (`str`): A key of `KERNELS`.
+        mode (`"auto"` or `"eager"`): The configuration's `kernels`.
+        inputs: What the operation is called with.
+
+    Returns:
+        A function of `inputs`, or `None` for the plain code, which is what compilers and exporters always get.
+    """
+    if mode == "eager" or torch.compiler.is_compiling() or torch.jit.is_tracing():
+        return None
+    for kernel in KERNELS[operation]:
+        if kernel.applies(*inputs):
+            logger.info_once(f'SKTformer: "{kernel.name}" computes {operation}; set_kernels("eager") for plain code.')
+            return kernel.function
+    return None
+
+
+class Dropout(nn.Dropout):
+    """Dropout as PyTorch's, computed by a kernel where there is one."""
+
+    def __init__(self, probability: float, config):
+        super().__init__(probability)
+        self.config = config
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """Map a tensor of any shape to one of that shape; see `nn.Dropout`."""
+        if not self.training or not 0 < self.p < 1 or self.inplace:
+            return super().forward(input)
+        kernel = choose_kernel("dropout", self.config.kernels, input, self.p)
+        return super().forward(input) if kernel is None else kernel(input, self.p)

@@ -33,6 +33,7 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 from .attention import SkeletonAttention
 from .circle import Circle, choose_circle
 from .configuration_sktformer import SKTformerConfig
+from .kernels import Dropout
 from .lengthening import extend_positions, resize_order
 from .losses import IGNORE_INDEX, classification_loss, cross_entropy
 from .position_batch_norm import PositionBatchNorm
@@ -60,7 +61,7 @@ class SKTformerEmbeddings(nn.Module):
         self.position_embeddings = nn.Embedding(config.max_position_embeddings, config.hidden_size)
         self.token_type_embeddings = nn.Embedding(config.type_vocab_size, config.hidden_size)
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+        self.dropout = Dropout(config.hidden_dropout_prob, config)
 
     def forward(
         self,
@@ -113,7 +114,7 @@ class SKTformerLayer(GradientCheckpointingLayer):
         self.attention = SkeletonAttention(config, layer_idx)
         self.mlp_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.mlp = SKTformerMLP(config)
-        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+        self.dropout = Dropout(config.hidden_dropout_prob, config)
 
     def forward(
         self, hidden_states: torch.Tensor, sequences: Sequences, circle: Circle, landmarks: Landmarks | None

@@ -17,6 +17,7 @@ from torch import nn
 from transformers.activations import ACT2FN
 
 from .circle import Circle, add_folded_stem
+from .kernels import Dropout, is_plain
 from .lengthening import fit_filter, resize_filter
 from .position_batch_norm import PositionBatchNorm
 from .sequences import Sequences
@@ -39,7 +40,7 @@ def fourier_convolution(
     memory O(d N) per sequence.
 
     Transforms run in float32 at least, whatever the precision around them, because neither bfloat16 nor, for most
-    lengths, float16 has any; products in real numbers, which compilers fuse.
+    lengths, float16 has any.
 
     Args:
         inputs (`torch.Tensor` of shape `(batch_size, sequence_length, hidden_size)`):
@@ -58,17 +59,23 @@ def fourier_convolution(
     averages = average_segments(inputs, num_segments)
     # Padded here, because the transform's own padding binds exported graphs to lengths below N.
     spectrum = torch.fft.rfft(nn.functional.pad(averages.mT, (0, num_positions - length)))  # (B, r, F)
-    real, imag = torch.view_as_real(spectrum).unsqueeze(2).split(1, dim=-1)  # (B, r, 1, F, 1)
     gains = filter.to(averages.dtype).unflatten(0, (num_segments, -1))  # (r, d / r, F, 2)
-    turned = torch.stack([-gains[..., 1], gains[..., 0]], dim=-1)  # i L
-    filtered = torch.addcmul(real * gains, imag, turned).flatten(1, 2)  # (B, d, F, 2)
-    convolved = torch.fft.irfft(torch.view_as_complex(filtered), n=num_positions)  # (B, d, N)
+    filtered = multiply_complex(spectrum.unsqueeze(2), torch.view_as_complex(gains)).flatten(1, 2)  # (B, d, F)
+    convolved = torch.fft.irfft(filtered, n=num_positions)  # (B, d, N)
     if torch.compiler.is_compiling():
         # A slice is contiguous if it is the whole, and to ask which it is binds a graph to one of the two.
         kept = convolved.index_select(-1, torch.arange(length, device=inputs.device))
     else:
         kept = convolved[..., :length]
     return kept.mT.to(inputs.dtype)
+
+
+def multiply_complex(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    """The product of complex tensors, in real numbers for compilers and exporters, which do not know or fuse others."""
+    if not torch.compiler.is_compiling():
+        return first * second
+    (real, imag), (gain_real, gain_imag) = (torch.view_as_real(factor).unbind(-1) for factor in (first, second))
+    return torch.complex(real * gain_real - imag * gain_imag, real * gain_imag + imag * gain_real)
 
 
 class FourierConvolution(nn.Module):
@@ -141,7 +148,7 @@ class ConvolutionStem(nn.Module):
         else:
             self.norm = nn.LayerNorm(width, eps=config.layer_norm_eps)
         self.activation = ACT2FN[config.smoother_activation]
-        self.dropout = nn.Dropout(config.smoother_dropout_prob)
+        self.dropout = Dropout(config.smoother_dropout_prob, config)
 
     def forward(self, columns: torch.Tensor, sequences: Sequences) -> torch.Tensor:
         """
@@ -153,9 +160,31 @@ class ConvolutionStem(nn.Module):
         Returns:
             `torch.Tensor` of shape `(batch_size, sequence_length, hidden_size)`.
         """
-        return self.finish(convolve_tokens(columns, self.convolution.weight, self.convolution.bias), sequences)
+        if is_plain(self.convolution, nn.Conv1d):
+            sums = convolve_tokens(columns, self.convolution.weight, self.convolution.bias)
+        else:
+            sums = self.convolution(columns.mT).mT
+        return self._finish(sums, sequences)
 
-    def finish(self, sums: torch.Tensor, sequences: Sequences) -> torch.Tensor:
+    def forward_folded(
+        self,
+        hidden_states: torch.Tensor,
+        fourier_convolution: FourierConvolution,
+        sequences: Sequences,
+        circle: Circle,
+    ) -> torch.Tensor:
+        """As `forward`, with the module that would compute the Fourier convolution, see [`add_folded_stem`]."""
+        width = hidden_states.shape[-1]
+        filter, num_segments = fourier_convolution.fitting_filter(circle), fourier_convolution.num_segments
+        smoothed_weight, own_weight = self.convolution.weight.split(width, dim=1)
+        sums = convolve_tokens(hidden_states, own_weight, self.convolution.bias)
+        averages = average_segments(hidden_states, num_segments)
+        # Transforms run in float32 at least, also where others are cast around them.
+        with torch.autocast(hidden_states.device.type, enabled=False):
+            sums = add_folded_stem(sums, averages, filter, smoothed_weight, circle)
+        return self._finish(sums, sequences)
+
+    def _finish(self, sums: torch.Tensor, sequences: Sequences) -> torch.Tensor:
         """Norm, activation and dropout of what has been convolved."""
         normalized = self.norm(sums, sequences) if isinstance(self.norm, PositionBatchNorm) else self.norm(sums)
         return self.dropout(self.activation(normalized))
@@ -191,14 +220,17 @@ class Smoother(nn.Module):
         stem, fourier_convolution = self.convolution_stem, self.fourier_convolution
         if fourier_convolution is None:
             return hidden_states if stem is None else stem(hidden_states, sequences)
-        if stem is not None and circle.waves is not None:
-            width, convolution = hidden_states.shape[-1], stem.convolution
-            sums = convolve_tokens(hidden_states, convolution.weight[:, width:], convolution.bias)
-            averages = average_segments(hidden_states, fourier_convolution.num_segments)
-            filter = fourier_convolution.fitting_filter(circle)
-            sums = add_folded_stem(sums, averages, filter, convolution.weight[:, :width], circle.waves)
-            return stem.finish(sums, sequences)
+        if stem is not None and circle.waves is not None and _can_fold(stem, fourier_convolution):
+            return stem.forward_folded(hidden_states, fourier_convolution, sequences, circle)
         smoothed = fourier_convolution(hidden_states, circle)
         if stem is None:
             return smoothed + hidden_states
         return stem(torch.cat([sequences.zero_padding(smoothed), hidden_states], dim=-1), sequences)
+
+
+def _can_fold(stem: ConvolutionStem, fourier_convolution: FourierConvolution) -> bool:
+    return (
+        is_plain(stem, ConvolutionStem)
+        and is_plain(stem.convolution, nn.Conv1d)
+        and is_plain(fourier_convolution, FourierConvolution)
+    )

@@ -12,6 +12,8 @@ from modeling_sktformer import (
     attention,
     circle,
 )
+from modeling_sktformer.cpu_attention import combine_normalized
+from modeling_sktformer.kernels import KERNELS, Kernel
 from modeling_sktformer.smoothing import fourier_convolution
 from support.builders import MODELS, assert_equal, call, gradients, make_batch, make_model, token_outputs
 from support.reference import (
@@ -83,11 +85,12 @@ def naive_loss_and_outputs(model, batch, training):
     return naive_cross_entropy(logits, labels["labels"].tolist()), logits
 
 
-@pytest.fixture(params=["modules", "weights", "frequencies"], autouse=True)
+@pytest.fixture(params=["modules", "weights", "products of waves", "folded transforms"], autouse=True)
 def form(request, monkeypatch) -> None:
     """Every test in every form that the equations are computed in, whichever the sizes of the test make worth it."""
-    monkeypatch.setattr(attention, "are_plain_linear", lambda *modules: request.param != "modules")
-    folded = request.param == "frequencies"
+    monkeypatch.setattr(attention, "is_plain", lambda *module: request.param != "modules")
+    folded = request.param in ("products of waves", "folded transforms")
+    monkeypatch.setattr(circle, "MAX_PRODUCT_POSITIONS", 512 if request.param == "products of waves" else 0)
     monkeypatch.setattr(circle, "count_multiply_adds", lambda *sizes: (1, 0) if folded else (0, 1))
 
 
