@@ -16,7 +16,7 @@ that was cut short, and --max_steps may have grown meanwhile.
 import logging
 import math
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,7 +24,7 @@ from accelerate import PartialState
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, set_seed
 from transformers.trainer_pt_utils import AcceleratorConfig
 
-from experiments.arguments import CONFIGURATION, Command, UserError, parse_command, run_script
+from experiments.arguments import CONFIGURATION, Command, UserError, flag, parse_command, run_script
 from experiments.models import ModelArguments, build_config, build_masked_lm, fingerprint_checkpoint, load_tokenizer
 from experiments.results import describe_environment
 from experiments.run_folder import (
@@ -62,7 +62,7 @@ logger = logging.getLogger("pretrain_mlm")
 class PretrainingArguments(RunArguments):
     """The arguments of a pre-training run."""
 
-    output_dir: str | None = field(default="runs/pretrain", metadata={"help": "Folder of the run."})
+    output_dir: str | None = flag("runs/pretrain", "Folder of the run.")
 
 
 ARGUMENTS = (ModelArguments, CorpusArguments, MaskedLMArguments, PretrainingArguments)

@@ -32,10 +32,8 @@ _LARGEST_RATIO = 2.0
 
 def resize_config(model_type: str, sizes: PreTrainedConfig) -> PreTrainedConfig:
     """
-    Another architecture's configuration with the sizes and dropouts of `sizes`, as far as it has fields for them.
-
-    Raises:
-        ValueError: if transformers has no such architecture or it refuses these sizes.
+    Another architecture's configuration with the sizes and dropouts of `sizes`, as far as it has fields for them; a
+    `ValueError` if transformers has no such architecture or it refuses these sizes.
     """
     default = AutoConfig.for_model(model_type)
     values = {other: getattr(sizes, name) for name, others in _SIZES.items() for other in (name, *others)}

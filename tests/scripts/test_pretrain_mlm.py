@@ -336,7 +336,7 @@ def test_two_processes_train_as_one(tmp_path, recipe):
         (["--datasets", "Salesforce/wikitext:wikitext-103-raw-v1"], "(?i)offline|reach"),
         (["--attn_implementation", "sdpa"], "--attn_implementation"),
         (["--evaluation_strategy", "steps"], "--evaluation_strategy"),
-        (["--vocab_size", "5"], "--vocab_size must be at least 7"),
+        (["--vocab_size", "5"], "--vocab_size is 5; it must be at least 7"),
         (["--config_overrides", "hidden_act=gleu"], "hidden_act"),
         (["--config_overrides", "initializer_range=-1"], "initializer_range"),
         (["--resume_from_checkpoint", "nowhere"], "--resume_from_checkpoint nowhere"),

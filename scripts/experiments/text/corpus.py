@@ -13,14 +13,14 @@ import re
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import datasets
 from datasets.packaged_modules.text.text import TextConfig
 
-from experiments.arguments import UserError
+from experiments.arguments import UserError, flag, require_at_least
 from experiments.loading import explained_errors
 from experiments.text.documentation import documentation_versions, iter_documentation
 from experiments.text.source import Rows, Side, TextSource, Unit, digest
@@ -40,60 +40,38 @@ _NAMED_FILES = 3  # of a list of files, so many are named
 class CorpusArguments:
     """Flags that say which text to read. Without any, the documentation of this Python installation is read."""
 
-    datasets: list[str] | None = field(
-        default=None,
-        metadata={
-            "help": "Data sets to mix, each path[:config][@revision] with a Hub id or a local folder as path, e.g. "
-            "Salesforce/wikitext:wikitext-103-raw-v1."
-        },
+    datasets: list[str] | None = flag(
+        None,
+        "Data sets to mix, each path[:config][@revision] with a Hub id or a local folder as path, e.g. "
+        "Salesforce/wikitext:wikitext-103-raw-v1.",
     )
-    dataset_name: str | None = field(
-        default=None, metadata={"help": "A single data set in place of --datasets: path or path@revision."}
+    dataset_name: str | None = flag(None, "A single data set in place of --datasets: path or path@revision.")
+    dataset_config_name: str | None = flag(None, "The configuration of --dataset_name.")
+    train_file: list[str] | None = flag(
+        None, "Local .txt, .json, .jsonl, .csv or .parquet files; books/*.txt is allowed."
     )
-    dataset_config_name: str | None = field(default=None, metadata={"help": "The configuration of --dataset_name."})
-    train_file: list[str] | None = field(
-        default=None, metadata={"help": "Local .txt, .json, .jsonl, .csv or .parquet files; books/*.txt is allowed."}
+    validation_file: list[str] | None = flag(
+        None, "Local files to validate on in place of data sets' validation splits."
     )
-    validation_file: list[str] | None = field(
-        default=None, metadata={"help": "Local files to validate on in place of data sets' validation splits."}
+    encoding: str = flag("utf-8", "Encoding of --train_file and --validation_file, e.g. latin-1.")
+    text_column: str | None = flag(None, "The column with the text; by default `text`, or the only one of strings.")
+    probabilities: list[float] | None = flag(
+        None,
+        "How often to draw from each entry of --datasets, then of --train_file: any positive numbers; by default in "
+        "proportion to the sizes.",
     )
-    encoding: str = field(
-        default="utf-8", metadata={"help": "Encoding of --train_file and --validation_file, e.g. latin-1."}
+    validation_fraction: float = flag(
+        0.01, "Share of the documents to hold out where no text to validate on is given; 0 for none."
     )
-    text_column: str | None = field(
-        default=None, metadata={"help": "The column with the text; by default `text`, or the only one of strings."}
+    document_unit: Literal["auto", "row", "blank_line", "file"] = flag(
+        "auto",
+        "What ends a document: its row, a blank row, or its text file. auto: blank_line for text files, row for "
+        "everything else.",
     )
-    probabilities: list[float] | None = field(
-        default=None,
-        metadata={
-            "help": "How often to draw from each entry of --datasets, then of --train_file: any positive numbers; by "
-            "default in proportion to the sizes."
-        },
-    )
-    validation_fraction: float = field(
-        default=0.01,
-        metadata={"help": "Share of the documents to hold out where no text to validate on is given; 0 for none."},
-    )
-    document_unit: Literal["auto", "row", "blank_line", "file"] = field(
-        default="auto",
-        metadata={
-            "help": "What ends a document: its row, a blank row, or its text file. auto: blank_line for text files, "
-            "row for everything else."
-        },
-    )
-    one_document_per_block: bool = field(
-        default=False, metadata={"help": "Never put two documents in one block of tokens."}
-    )
-    streaming: bool = field(
-        default=False, metadata={"help": "Read and tokenize while training; nothing is prepared on disk first."}
-    )
-    preprocessing_num_workers: int | None = field(
-        default=None, metadata={"help": "Processes that tokenize what is prepared on disk."}
-    )
-    cache_dir: str | None = field(
-        default=None,
-        metadata={"help": "Folder for prepared text and blocks; by default that of the datasets library."},
-    )
+    one_document_per_block: bool = flag(False, "Never put two documents in one block of tokens.")
+    streaming: bool = flag(False, "Read and tokenize while training; nothing is prepared on disk first.")
+    preprocessing_num_workers: int | None = flag(None, "Processes that tokenize what is prepared on disk.")
+    cache_dir: str | None = flag(None, "Folder for prepared text and blocks; by default that of the datasets library.")
 
     def __post_init__(self) -> None:
         if self.dataset_config_name and not self.dataset_name:
@@ -110,8 +88,7 @@ class CorpusArguments:
             raise UserError("--document_unit file is for text files alone; name them with --train_file.")
         if not 0 <= self.validation_fraction < 1:
             raise UserError(f"--validation_fraction is {self.validation_fraction}; it must be in [0, 1).")
-        if (workers := self.preprocessing_num_workers) is not None and workers < 1:
-            raise UserError(f"--preprocessing_num_workers is {workers}; it must be at least 1.")
+        require_at_least(1, self, "preprocessing_num_workers")
         try:
             codecs.lookup(self.encoding)
         except LookupError as error:

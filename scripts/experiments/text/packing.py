@@ -4,7 +4,6 @@ A block is `[CLS] content [SEP]`. Documents follow one another in the content wi
 is dropped: what does not fit into a block opens the next one.
 """
 
-import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,7 +19,7 @@ from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerBase
 
 from experiments.arguments import UserError, one_line
-from experiments.text.source import TextSource
+from experiments.text.source import TextSource, digest
 
 
 BlocksT = TypeVar("BlocksT", Dataset, IterableDataset)
@@ -45,17 +44,10 @@ def pack_documents(
     pieces: Iterable[TokenPiece], block_length: int, cls_id: int, sep_id: int, one_document_per_block: bool = False
 ) -> Iterator[list[int]]:
     """
-    Pack documents into blocks. A separator may meet the end of a block, which then ends in two `[SEP]`.
+    Pack documents into blocks of exactly `block_length` tokens, `[CLS]` and `[SEP]` included, except for the last one.
 
-    Args:
-        pieces (iterable of `tuple`): Token ids, without special tokens, and whether a document ends with them.
-        block_length (`int`): Tokens of a block with its `[CLS]` and `[SEP]`; at least 3.
-        cls_id, sep_id (`int`): Ids of `[CLS]` and `[SEP]`.
-        one_document_per_block (`bool`, *optional*, defaults to `False`): End a block with its document. Blocks are
-            then of any length up to `block_length`; a longer document takes several.
-
-    Yields:
-        `list[int]`: blocks of exactly `block_length` tokens, except for the last one.
+    A separator may meet the end of a block, which then ends in two `[SEP]`. Blocks that end with their document are of
+    any length up to `block_length`; a longer document takes several.
 
     Raises:
         ValueError: if `block_length` leaves no room for content.
@@ -100,13 +92,7 @@ def prepare_blocks(
     Blocks are kept under a name made of the text, the tokenizer and the options, and used again whenever these are the
     same; the datasets library sees to it that one process prepares them while others wait, and that they appear when
     they are complete. Its `map` could tokenize, too, but not pack (a block goes on where the batch before it has
-    ended) without writing the tokens to disk once more.
-
-    Args:
-        block_length (`int`), one_document_per_block (`bool`): See [`pack_documents`].
-        cache_dir (`str` or `Path`): Where blocks are kept.
-        num_proc (`int`, *optional*): Processes that tokenize, by default this one alone; the blocks are the same.
-        max_blocks (`int`, *optional*): Read no further than so many blocks.
+    ended) without writing the tokens to disk once more. However many processes tokenize, the blocks are the same.
 
     Raises:
         UserError: if the text holds no token or `cache_dir` cannot be written.
@@ -200,10 +186,7 @@ def unigram_cross_entropy(
     """
     Loss of the simplest model, in nats per token: it has learnt nothing but how frequent words are.
 
-    Args:
-        train_counts, evaluation_counts (`np.ndarray` of shape `(vocab_size,)`): See [`count_tokens`]. One is added to
-            each count of the training text.
-        ignored_ids (iterable of `int`, *optional*): Ids that are left out: the special tokens, which are never masked.
+    One is added to each count of the training text. `ignored_ids` are the special tokens, which are never masked.
 
     Raises:
         ValueError: if there is no token to predict.
@@ -220,8 +203,7 @@ def _cache_key(source: TextSource, tokenizer: PreTrainedTokenizerBase, *options:
     backend = json.loads(tokenizer.backend_tokenizer.to_str())
     for setting in ("truncation", "padding"):  # left by the tokenizer's last call, and not used here
         backend.pop(setting, None)
-    parts = json.dumps([FORMAT_VERSION, source.fingerprint, backend, options])
-    return hashlib.blake2b(parts.encode(), digest_size=16).hexdigest()
+    return digest(json.dumps([FORMAT_VERSION, source.fingerprint, backend, options]))
 
 
 class _TokenizedBatches(torch.utils.data.IterableDataset):

@@ -40,25 +40,20 @@ def train_wordpiece(
 
     The special tokens come first, in BERT's order. The alphabet is every printable ASCII character and the commonest
     other characters of the texts, a thousand in all. (`train_new_from_iterator` of transformers would give another
-    vocabulary in each process: it cannot list the letters inside of words, see below.)
-
-    Args:
-        texts (iterable of `str`): The corpus, which is held in memory; see [`sample_texts`].
-        vocab_size (`int`): Number of tokens, special tokens included. There are fewer if the texts are too small.
-        lowercase (`bool`): Make the text lower case and strip its accents.
-        min_frequency (`int`): How often a token must occur to be made out of its parts.
-        model_max_length (`int`, *optional*): Tokens that the model takes.
+    vocabulary in each process: it cannot list the letters inside of words, see below.) There are fewer than
+    `vocab_size` tokens if the texts, which are held in memory, are too small. A token is made out of its parts if it
+    occurs `min_frequency` times.
 
     Raises:
-        ValueError: if `vocab_size` does not hold the special tokens and two forms of a letter, or there is no text.
+        UserError: if `vocab_size` does not hold the special tokens and two forms of a letter, or there is no text.
     """
     # Beside a character there is its form inside of words, "##a" beside "a".
     max_alphabet = min(_MAX_ALPHABET, (vocab_size - len(SPECIAL_TOKENS)) // 2)
     if max_alphabet < 1:
-        raise ValueError(f"`vocab_size` is {vocab_size}; it must be at least {len(SPECIAL_TOKENS) + 2}.")
+        raise UserError(f"--vocab_size is {vocab_size}; it must be at least {len(SPECIAL_TOKENS) + 2}.")
     sample = list(tqdm(texts, desc="Reading", unit=" rows", disable=None))
     if not any(text.strip() for text in sample):
-        raise ValueError("`texts` hold no text to train a tokenizer on.")
+        raise UserError("No tokenizer can be trained: there is no text to train it on.")
     backend = BertTokenizer(do_lower_case=lowercase).backend_tokenizer
     alphabet = _count_alphabet(sample, backend)[:max_alphabet]
     trainer = WordPieceTrainer(
@@ -78,8 +73,7 @@ def train_wordpiece(
     logger.info("Trained %s tokens on %s characters.", f"{len(vocabulary):,}", f"{sum(map(len, sample)):,}")
     if len(vocabulary) < vocab_size:
         logger.info("The texts are too small for the %s tokens that were asked for.", f"{vocab_size:,}")
-    options: dict[str, Any] = {} if model_max_length is None else {"model_max_length": model_max_length}
-    return BertTokenizer(vocab=vocabulary, do_lower_case=lowercase, **options)
+    return BertTokenizer(vocab=vocabulary, do_lower_case=lowercase, model_max_length=model_max_length)
 
 
 def sample_texts(
@@ -88,15 +82,9 @@ def sample_texts(
     """
     Draw about `max_characters` of text from a corpus, or all of it if it is smaller.
 
-    Args:
-        sources (sequence of `TextSource`): What to read. Rows are taken evenly from the beginning to the end of a
-            source, or, if its size is not known, from the beginning alone.
-        max_characters (`int`, *optional*, defaults to 100 million): The most to draw.
-        probabilities (sequence of `float`, *optional*): Share of each source, with sum 1. By default in proportion to
-            the sizes, or equal if a size is not known.
-
-    Yields:
-        `str`: rows in their order.
+    Rows are taken in their order, evenly from the beginning to the end of a source, or, if its size is not known, from
+    the beginning alone. `probabilities`, with sum 1, are the sources' shares, by default in proportion to the sizes, or
+    equal if a size is not known.
     """
     sizes = [source.num_bytes for source in sources]
     if probabilities is None:
@@ -110,9 +98,6 @@ def sample_texts(
 def save_tokenizer(tokenizer: BertTokenizer, output_dir: str | Path, overwrite: bool = False) -> None:
     """
     Write a tokenizer so that its folder holds all of it or nothing; with `overwrite` other files there are left alone.
-
-    Raises:
-        UserError: if the folder holds files, or cannot be written.
     """
     folder = Path(output_dir)
     check_output_dir(folder, overwrite)
