@@ -101,11 +101,8 @@ def build_config(
     arguments: ModelArguments, vocab_size: int, max_length: int, pad_token_id: int, seed: int
 ) -> PreTrainedConfig:
     """
-    Make the configuration of a new model for inputs of up to `max_length` tokens, unless overridden; `vocab_size` and
-    `pad_token_id` are the tokenizer's, `seed` is that of an SKTformer's landmarks.
-
-    Raises:
-        UserError: for unknown names, unknown fields and sizes that cannot work.
+    Make the configuration of a new model for inputs of up to `max_length` tokens, unless overridden. `seed` is that of
+    an SKTformer's landmarks. Unknown names or fields and sizes that cannot work are a `UserError`.
     """
     config = _named_config(arguments)
     fields = {"vocab_size": vocab_size, "max_position_embeddings": max_length, "pad_token_id": pad_token_id}
@@ -130,8 +127,7 @@ def build_masked_lm(
     arguments: ModelArguments, tokenizer: PreTrainedTokenizerBase, max_length: int, seed: int
 ) -> PreTrainedModel:
     """
-    Load or make the masked-LM model that the arguments name, and fit it and its tokenizer to a length in tokens; a new
-    model has the tokenizer's vocabulary, and a loaded one must fit it.
+    Load or make the masked-LM model that the arguments name, and fit it and its tokenizer to a length in tokens.
 
     Raises:
         UserError: if the model cannot be found, has no such head, does not fit the tokenizer or the length.
@@ -157,10 +153,8 @@ def build_masked_lm(
 
 def fit_length(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
     """
-    Make a model take inputs of a length, and its tokenizer say so.
-
-    A shorter SKTformer is lengthened. The tokenizer's `model_max_length`, to which pipelines truncate, becomes what
-    the model takes.
+    Make a model take inputs of a length, for which a shorter SKTformer is lengthened, and its tokenizer say so:
+    `model_max_length`, to which pipelines truncate, becomes what the model takes.
 
     Raises:
         UserError: if the model embeds fewer tokens than the tokenizer has, or cannot take that length.
@@ -175,13 +169,10 @@ def fit_length(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_l
     if model.config.model_type != SKTformerConfig.model_type:
         if reason := explain_failure(model, max_length):
             why = f"it takes at most {longest}" if is_longer else reason
-            raise UserError(
-                f"A {model.config.model_type} cannot read --max_seq_length {max_length} tokens: {why.rstrip('.')}."
-            )
+            what = f"A {model.config.model_type} cannot read --max_seq_length {max_length} tokens"
+            raise UserError(f"{what}: {why.rstrip('.')}.")
         if is_longer:
-            logger.info(
-                "The model was made for %d tokens, which is no limit of its: it reads %d.", longest, max_length
-            )
+            logger.info("The model was made for %d tokens, no limit of its: it reads %d.", longest, max_length)
     elif is_longer:
         model.resize_position_embeddings(max_length)
         logger.info(
@@ -196,10 +187,8 @@ def load_tokenizer(
     name: str, trust_remote_code: bool, needed: Sequence[str], revision: str = "main"
 ) -> PreTrainedTokenizerBase:
     """
-    Load a fast tokenizer that has the special tokens that a task needs, of `mask`, `pad`, `cls` and `sep`.
-
-    Raises:
-        UserError: if it cannot be found, is no fast tokenizer or lacks a special token.
+    Load a fast tokenizer with the special tokens that a task needs, of `mask`, `pad`, `cls` and `sep`; a `UserError` if
+    there is none.
     """
     is_empty = Path(name).is_dir() and not _find_files(name, _TOKENIZER_FILES)
     if not is_empty:
@@ -225,6 +214,15 @@ def fingerprint_checkpoint(name: str, revision: str = "main") -> str:
         with file.open("rb") as stream:
             digest.update(file.name.encode() + hashlib.file_digest(stream, "sha256").digest())
     return digest.hexdigest()
+
+
+def fingerprint_config(name: str) -> str:
+    """What `--config_name` names: of a file or folder its name and a digest; a preset and the Hub's by name alone."""
+    path = Path(name)
+    file = path / "config.json" if path.is_dir() else path
+    if name in available_presets() or not file.is_file():
+        return name
+    return f"{path.name}@{hashlib.sha256(file.read_bytes()).hexdigest()}"
 
 
 def load_classifier(
@@ -255,13 +253,11 @@ def load_classifier(
             name, config=config, ignore_mismatched_sizes=True, output_loading_info=True, **arguments.hub_options
         )
     mismatched = [key if isinstance(key, str) else key[0] for key in info["mismatched_keys"]]
-    base = f"{model.base_model_prefix}."
     # A masked language model is saved without the pooler that some architectures count to the encoder.
-    _check_encoder(model, [key for key in info["missing_keys"] if "pooler" not in key], what)
-    _check_encoder(model, mismatched, what)
-    lost = [key for key in [*mismatched, *info["missing_keys"]] if not key.startswith(base) and "pooler" not in key]
-    if lost and not new_head:
-        raise UserError(f"{what} has no classification head ({lost[0]} is missing); fine-tune it first.")
+    untrained = [*mismatched, *(key for key in info["missing_keys"] if "pooler" not in key)]
+    _check_encoder(model, untrained, what)
+    if untrained and not new_head:
+        raise UserError(f"{what} has no classification head ({untrained[0]} is missing); fine-tune it first.")
     if not new_head:
         _check_labels(trained_words, labels, what)
     if mismatched and not arguments.ignore_mismatched_sizes:
@@ -311,12 +307,10 @@ def add_lora(model: PreTrainedModel, arguments: LoraArguments, revision: str = "
 def load_trained_config(arguments: CheckpointArguments) -> PreTrainedConfig:
     """The configuration of a fine-tuned checkpoint; of an adapter, that of the model it was trained in."""
     name, revision = arguments.model_name_or_path, arguments.model_revision
-    try:
+    with _explained(f"The checkpoint {name} cannot be loaded"):
         if find_adapter_config_file(name, revision=revision) is None:
             return AutoConfig.from_pretrained(name, **arguments.hub_options)
         return AutoConfig.from_pretrained(str(cached_file(name, _ADAPTED_CONFIG, revision=revision)))
-    except (OSError, ValueError) as error:
-        raise UserError(f"The checkpoint {name} cannot be loaded: {one_line(error)}") from error
 
 
 def _load_adapted(arguments: CheckpointArguments, labels: Sequence[str]) -> PreTrainedModel:
@@ -421,7 +415,5 @@ def _override_fields(config: PreTrainedConfig, overrides: str | None) -> None:
         if "=" not in override or not hasattr(config, override.split("=")[0]):
             kind = type(config).__name__
             raise UserError(f"--config_overrides: `{override}` is not field=value with a field of {kind}.")
-        try:
+        with _explained(f"--config_overrides: `{override}` cannot be set"):
             config.update_from_string(override)
-        except (ValueError, TypeError) as error:
-            raise UserError(f"--config_overrides: `{override}` cannot be set: {one_line(error)}") from error

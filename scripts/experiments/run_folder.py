@@ -96,7 +96,7 @@ def check_run_folder(
     folder: str | Path, identity: RunIdentity, overwrite: bool = False, inputs: Iterable[str] = ()
 ) -> State:
     """
-    Check that a run may use a folder, and write nothing; its [`folder_state`], `"new"` where it is to be emptied first.
+    Check that a run may use a folder, and write nothing: its [`folder_state`], `"new"` if it is to be emptied first.
 
     With `overwrite` another run in the folder, or this one finished, may be deleted, but none of the `inputs`, paths
     and patterns that the run reads.
@@ -179,7 +179,7 @@ def find_checkpoint(folder: str | Path) -> str | None:
     states = Path(folder).glob(f"{PREFIX_CHECKPOINT_DIR}-*/trainer_state.json")
     complete = [state.parent for state in states if _is_json(state)]
     newest = max(complete, key=lambda path: int(path.name.rsplit("-", 1)[1]), default=None)
-    return newest and str(newest)
+    return None if newest is None else str(newest)
 
 
 def _is_json(path: Path) -> bool:
@@ -208,8 +208,5 @@ def _steps(length: dict[str, float]) -> tuple[str, float]:
 
 def _changes(earlier: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """In what a run differs from another, in words."""
-    return [
-        f"{name}: {earlier.get(name, 'none')} there, {now.get(name, 'none')} here"
-        for name in sorted({*earlier, *now})
-        if earlier.get(name) != now.get(name)
-    ]
+    names = [name for name in sorted({*earlier, *now}) if earlier.get(name) != now.get(name)]
+    return [f"{name}: {earlier.get(name, 'none')} there, {now.get(name, 'none')} here" for name in names]

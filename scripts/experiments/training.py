@@ -143,9 +143,10 @@ def silence_bars() -> None:
 
 
 def announce(**facts: str) -> None:
-    """Say what is about to run, a line for each fact: model, recipe, data, steps, devices."""
+    """Say what is about to run, a line for each fact that there is: model, recipe, data, steps, devices."""
     for name, fact in facts.items():
-        logger.info("%s %s", f"{name.capitalize()}:".ljust(9), fact)
+        if fact:
+            logger.info("%s %s", f"{name.capitalize()}:".ljust(9), fact)
 
 
 def describe_model(model: PreTrainedModel, origin: str) -> str:
@@ -179,7 +180,10 @@ def describe_devices(training: TrainingArguments) -> str:
 
 
 def upload_run(training: TrainingArguments, folder: str | Path, message: str) -> None:
-    """Push a finished run with its card, where --push_to_hub asks for it, and nothing that names this machine."""
+    """
+    Push a finished run with its card, where --push_to_hub asks for it, and nothing that names this machine; a
+    `UserError` if it cannot be uploaded.
+    """
     if not training.push_to_hub or training.process_index != 0:
         return
     name = training.hub_model_id or Path(folder).resolve().name

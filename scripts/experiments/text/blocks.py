@@ -49,9 +49,9 @@ class MaskedLMArguments:
 @dataclass
 class Blocks:
     """
-    Packed text. `unigram_loss` is what unigram frequencies score on `evaluation`, in nats per token. `token_counts`, of shape
-    `(vocab_size,)`, is of the training blocks, or, where they are a stream, of the evaluation blocks. `description`
-    says how much text there is and how much of it is used.
+    Packed text. `unigram_loss` is what unigram frequencies score on `evaluation`, in nats per token. `token_counts`, of
+    shape `(vocab_size,)`, is of the training blocks, or, where they are a stream, of the evaluation blocks.
+    `description` says how much text there is and how much of it is used.
     """
 
     train: Dataset | IterableDataset

@@ -2,9 +2,8 @@
 
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from datasets import Dataset
@@ -24,8 +23,7 @@ _SEARCHED_BLOCKS = 200
 _WORD_BEGINS = ("Ġ", "▁")
 
 
-@dataclass(frozen=True)
-class MaskedWord:
+class MaskedWord(NamedTuple):
     """The word at a place of a block of token ids, and the places of the sentence that it stands in."""
 
     block: list[int]

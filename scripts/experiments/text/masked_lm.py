@@ -11,6 +11,7 @@ import torch
 from datasets import Dataset, IterableDataset
 from transformers import (
     DataCollatorForLanguageModeling,
+    DataCollatorForTokenClassification,
     EvalPrediction,
     PreTrainedTokenizerBase,
     TrainerCallback,
@@ -53,11 +54,7 @@ class MaskingCollator(DataCollatorForLanguageModeling):
 
     def torch_call(self, examples: list[Any]) -> dict[str, torch.Tensor]:
         if "labels" in examples[0]:
-            labels = [example.pop("labels") for example in examples]
-            batch = dict(self.tokenizer.pad(examples, return_tensors="pt"))
-            width = batch["input_ids"].shape[1]
-            padded = [list(row) + [IGNORE_INDEX] * (width - len(row)) for row in labels]
-            batch["labels"] = torch.tensor(padded)
+            batch = dict(DataCollatorForTokenClassification(self.tokenizer).torch_call(examples))
         else:
             self.generator = torch.Generator().manual_seed(self._next_seed())
             batch = dict(super().torch_call(examples))
@@ -122,8 +119,8 @@ def _mask_rows(rows: Mapping[str, list], indices: list[int], **options: Any) -> 
 
 def sum_token_losses(logits: torch.Tensor | tuple, labels: torch.Tensor) -> torch.Tensor:
     """
-    Reduce a batch's [`predicted_logits`] to what the metrics need, so that no logits are ever gathered: each sequence's
-    summed loss in nats, correct predictions and number of predicted tokens, of shape `(batch_size, 3)`.
+    Reduce a batch's [`predicted_logits`] to what the metrics need, so that no logits are ever gathered: the summed
+    loss in nats, correct predictions and number of predicted tokens of each sequence, of shape `(batch_size, 3)`.
     """
     rows = predicted_logits(logits, labels)
     predicted = labels != IGNORE_INDEX
@@ -163,10 +160,8 @@ def token_metrics(prediction: EvalPrediction) -> dict[str, float]:
 
 class MaskedLMTrainer(ExperimentTrainer):
     """
-    A Trainer whose `eval_loss` is the mean over all predicted tokens, of one model on all processes.
-
-    The Trainer's own is the mean over batches of their means, which weighs the tokens of a batch with few of them more
-    and depends on the batch size.
+    A Trainer whose `eval_loss` is the mean over all predicted tokens. The Trainer's own is the mean over batches of
+    their means, which weighs the tokens of a batch with few of them more and depends on the batch size.
     """
 
     def __init__(self, **kwargs: Any):

@@ -87,15 +87,13 @@ def prepare_blocks(
     max_blocks: int | None = None,
 ) -> Dataset:
     """
-    Tokenize and pack a source once, and open the result (a column `input_ids`), which stays on disk.
+    Tokenize and pack a source once, and open the result (a column `input_ids`), which stays on disk; a `UserError` if
+    the text holds no token or `cache_dir` cannot be written.
 
     Blocks are kept under a name made of the text, the tokenizer and the options, and used again whenever these are the
     same; the datasets library sees to it that one process prepares them while others wait, and that they appear when
     they are complete. Its `map` could tokenize, too, but not pack (a block goes on where the batch before it has
     ended) without writing the tokens to disk once more. However many processes tokenize, the blocks are the same.
-
-    Raises:
-        UserError: if the text holds no token or `cache_dir` cannot be written.
     """
     packing = (block_length, tokenizer.cls_token_id, tokenizer.sep_token_id, one_document_per_block)
     batches = DataLoader(
@@ -154,8 +152,7 @@ def _generate_shards(
     for shard in shards:
         pieces = _select_documents(_read_pieces(source), shard, num_shards)
         tokens = (_tokenize(batch, tokenizer) for batch in _batch_pieces(pieces))
-        for block in pack_documents(chain.from_iterable(tokens), *packing):
-            yield {"input_ids": block}
+        yield from ({"input_ids": block} for block in pack_documents(chain.from_iterable(tokens), *packing))
 
 
 def mix_blocks(datasets: list[BlocksT], probabilities: list[float] | None = None, seed: int | None = None) -> BlocksT:
@@ -184,12 +181,8 @@ def unigram_cross_entropy(
     train_counts: np.ndarray, evaluation_counts: np.ndarray, ignored_ids: Iterable[int] = ()
 ) -> float:
     """
-    Loss of the simplest model, in nats per token: it has learnt nothing but how frequent words are.
-
-    One is added to each count of the training text. `ignored_ids` are the special tokens, which are never masked.
-
-    Raises:
-        ValueError: if there is no token to predict.
+    Loss of the simplest model, in nats per token: it has learnt nothing but how frequent words are, with one added to
+    each count of the training text. Special tokens are ignored; a `ValueError` if there is no other token to predict.
     """
     kept = np.ones(len(train_counts), dtype=bool)
     kept[list(ignored_ids)] = False

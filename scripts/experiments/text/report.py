@@ -24,8 +24,8 @@ def write_report(
     """
     Write `loss.png`, the model card, `all_results.json` and `metrics.json`, and show the losses.
 
-    `metrics` are what was measured: `eval_*`, `unigram_*`, `parameters`, `model_type`, `history`. Where the trainer has
-    evaluated alone, there is no new model to write a card of. `example` is a sentence with a mask.
+    `metrics` are what was measured: `eval_*`, `unigram_*`, `parameters`, `model_type`, `history`. Where nothing was
+    trained there is no new model to write a card of. `example` is a sentence with a mask.
     """
     folder = Path(str(trainer.args.output_dir))
     rows = {

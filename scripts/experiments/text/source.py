@@ -29,11 +29,11 @@ class TextSource:
     """
     Rows of text that can be read again and again; iterating yields `str`.
 
-    Errors call the source by its `name`, a path or a data set, everything else by its `description`, which has no path.
-    The text is the only column of `rows`. The `fingerprint` is equal for equal text: a hash of the content of local
-    files, of the revision of a Hub data set, of the installed versions for the documentation, and of all that selects
-    from it. A document is a row, or, by its `document_unit`, what a blank row ends. Of a source that is only one `side`
-    of its rows, documents whose hash of 64 bits is below the `threshold` are on the side of validation.
+    Errors call the source by its `name`, a path or a data set, all else by its `description`, which has no path. The
+    text is the only column of `rows`. The `fingerprint` is equal for equal text: a hash of the content of local files,
+    of the revision of a Hub data set, of the installed versions for the documentation, and of all that selects from
+    it. A document is a row, or, with the `document_unit` `"blank_line"`, ends with a blank row. Where the source is one
+    `side` of the rows, documents whose hash of 64 bits is below the `threshold` are on the side of validation.
     """
 
     name: str

@@ -6,9 +6,9 @@ import string
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from tokenizers import Tokenizer
 from tokenizers.trainers import WordPieceTrainer
@@ -25,7 +25,6 @@ SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 MAX_CHARACTERS = 100_000_000
 
 _MAX_ALPHABET = 1000
-_BATCH_TEXTS = 1000
 
 
 def train_wordpiece(
@@ -67,8 +66,7 @@ def train_wordpiece(
         limit_alphabet=len(alphabet),
         show_progress=sys.stderr.isatty(),
     )
-    batches = (sample[start : start + _BATCH_TEXTS] for start in range(0, len(sample), _BATCH_TEXTS))
-    backend.train_from_iterator(batches, trainer, length=len(sample))
+    backend.train_from_iterator(sample, trainer, length=len(sample))
     vocabulary = backend.get_vocab()
     logger.info("Trained %s tokens on %s characters.", f"{len(vocabulary):,}", f"{sum(map(len, sample)):,}")
     if len(vocabulary) < vocab_size:
@@ -83,8 +81,8 @@ def sample_texts(
     Draw about `max_characters` of text from a corpus, or all of it if it is smaller.
 
     Rows are taken in their order, evenly from the beginning to the end of a source, or, if its size is not known, from
-    the beginning alone. `probabilities`, with sum 1, are the sources' shares, by default in proportion to the sizes, or
-    equal if a size is not known.
+    the beginning alone. `probabilities`, with sum 1, are the shares of the sources, by default in proportion to their
+    sizes, or equal if a size is not known.
     """
     sizes = [source.num_bytes for source in sources]
     if probabilities is None:
@@ -98,6 +96,7 @@ def sample_texts(
 def save_tokenizer(tokenizer: BertTokenizer, output_dir: str | Path, overwrite: bool = False) -> None:
     """
     Write a tokenizer so that its folder holds all of it or nothing; with `overwrite` other files there are left alone.
+    A `UserError` if the folder holds files, or cannot be written.
     """
     folder = Path(output_dir)
     check_output_dir(folder, overwrite)
@@ -140,11 +139,8 @@ def _sample(texts: Iterable[str], budget: int, share: float) -> Iterator[str]:
 
 def _count_alphabet(texts: Iterable[str], backend: Tokenizer) -> list[str]:
     """The characters of the texts as the tokenizer sees them, the commonest first, printable ASCII before all."""
-    counts: Counter[str] = Counter()
-    for text in texts:
-        counts.update(text)
     alphabet: Counter[str] = Counter()
-    for character, count in counts.items():
+    for character, count in Counter(chain.from_iterable(texts)).items():
         for letter in _normalize(character, backend):
             alphabet[letter] += count
     ascii_letters = {letter for character in string.printable for letter in _normalize(character, backend)}
