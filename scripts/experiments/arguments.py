@@ -71,10 +71,8 @@ class _UniqueKeyLoader(yaml.SafeLoader):
 
 def load_recipe(path: str | Path) -> dict[str, Any]:
     """
-    Read one recipe, a YAML file: flags without their dashes, and their values, in the order of the file.
-
-    Raises:
-        UserError: if the file is missing, is no YAML mapping, holds a key twice or a key without a value.
+    Read one recipe, a YAML file: flags without their dashes, and their values, in the order of the file. Raises a
+    `UserError` if the file is missing, is no YAML mapping, holds a key twice or a key without a value.
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
@@ -133,12 +131,9 @@ def parse_command(
     """
     Parse recipes and flags into dataclasses, one for each group of flags.
 
-    `default_recipe` is read if the command line names no recipe, `quick_start` in its place if there is no word on
-    the command line at all; `description` heads `--help`.
-
-    Raises:
-        UserError: for an unknown flag or recipe key, a value of the wrong type, flags that contradict each other, a
-            missing recipe or a missing flag.
+    `default_recipe` is read if the command line names no recipe, `quick_start` in its place if there is no word on the
+    command line at all; `description` heads `--help`. Raises a `UserError` for an unknown flag or recipe key, a value
+    of the wrong type, flags that contradict each other, a missing recipe or a missing flag.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
     parser = _Parser(

@@ -128,9 +128,7 @@ def build_masked_lm(
 ) -> PreTrainedModel:
     """
     Load or make the masked-LM model that the arguments name, and fit it and its tokenizer to a length in tokens.
-
-    Raises:
-        UserError: if the model cannot be found, has no such head, does not fit the tokenizer or the length.
+    Raises a `UserError` if the model cannot be found, has no such head, does not fit the tokenizer or the length.
     """
     if arguments.model_name_or_path is None:
         config = build_config(arguments, len(tokenizer), max_length, tokenizer.pad_token_id, seed)
@@ -154,10 +152,8 @@ def build_masked_lm(
 def fit_length(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
     """
     Make a model take inputs of a length, for which a shorter SKTformer is lengthened, and its tokenizer say so:
-    `model_max_length`, to which pipelines truncate, becomes what the model takes.
-
-    Raises:
-        UserError: if the model embeds fewer tokens than the tokenizer has, or cannot take that length.
+    `model_max_length`, to which pipelines truncate, becomes what the model takes. Raises a `UserError` if the model
+    embeds fewer tokens than the tokenizer has, or cannot take that length.
     """
     if len(tokenizer) > model.config.vocab_size:
         raise UserError(
@@ -187,8 +183,8 @@ def load_tokenizer(
     name: str, trust_remote_code: bool, needed: Sequence[str], revision: str = "main"
 ) -> PreTrainedTokenizerBase:
     """
-    Load a fast tokenizer with the special tokens that a task needs, of `mask`, `pad`, `cls` and `sep`; a `UserError` if
-    there is none.
+    Load a fast tokenizer with the special tokens that a task needs, of `mask`, `pad`, `cls` and `sep`; a `UserError`
+    if there is none.
     """
     is_empty = Path(name).is_dir() and not _find_files(name, _TOKENIZER_FILES)
     if not is_empty:
@@ -232,10 +228,8 @@ def load_classifier(
     Load a checkpoint as a sequence-classification model; an adapter is loaded into its checkpoint.
 
     Without `labels` it is for regression and predicts `regression_label`. Where there is to be a `new_head`, the
-    checkpoint may lack one that fits.
-
-    Raises:
-        UserError: if it cannot be loaded, is of another architecture, or has no head that fits and needs one.
+    checkpoint may lack one that fits. Raises a `UserError` if it cannot be loaded, is of another architecture, or has
+    no head that fits and needs one.
     """
     name = arguments.model_name_or_path
     what = f"The checkpoint {name}"

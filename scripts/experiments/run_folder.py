@@ -64,10 +64,7 @@ def recorded_arguments(given: dict[str, Any]) -> dict[str, Any]:
 def folder_state(folder: str | Path, identity: RunIdentity) -> State:
     """
     What a folder holds of a run: `"new"` is nothing, `"resumed"` the run, cut short, `"grown"` a run that was finished
-    and is now asked for more steps.
-
-    Raises:
-        UserError: if it holds another run or other files.
+    and is now asked for more steps. Raises a `UserError` if it holds another run or other files.
     """
     folder = Path(folder)
     if folder.exists() and not folder.is_dir():
@@ -99,10 +96,8 @@ def check_run_folder(
     Check that a run may use a folder, and write nothing: its [`folder_state`], `"new"` if it is to be emptied first.
 
     With `overwrite` another run in the folder, or this one finished, may be deleted, but none of the `inputs`, paths
-    and patterns that the run reads.
-
-    Raises:
-        UserError: as [`folder_state`], or if deleting would take what the run needs.
+    and patterns that the run reads. Raises a `UserError` as [`folder_state`], or if deleting would take what the run
+    needs.
     """
     folder = Path(folder)
     try:
@@ -130,10 +125,8 @@ def claim_run_folder(
     Hold a folder that [`check_run_folder`] has let pass, for as long as the run lasts; yields what that returns.
 
     `run.json` then says what the run is, and `arguments.yaml` how it was started ([`recorded_arguments`]). A folder
-    that was new is left as it was if the run ends with a `UserError` before its first checkpoint.
-
-    Raises:
-        UserError: if another process holds the folder, or it cannot be written.
+    that was new is left as it was if the run ends with a `UserError` before its first checkpoint. Raises a `UserError`
+    if another process holds the folder, or it cannot be written.
     """
     folder = Path(folder)
     try:

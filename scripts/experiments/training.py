@@ -15,7 +15,6 @@ import numpy as np
 import torch
 import transformers
 from huggingface_hub import create_repo, upload_folder, whoami
-from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError, OfflineModeIsEnabled
 from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainingArguments
 from transformers.integrations import get_reporting_integration_callbacks
 from transformers.trainer_utils import EvalLoopOutput, HubStrategy
@@ -67,11 +66,9 @@ class RunArguments(TrainingArguments):
 def prepare(training: RunArguments, given: dict[str, Any]) -> None:
     """
     Set up logging, bars and threads, work out stages and gradient accumulation, and refuse what would fail late or
-    train something else than was asked for. `given`, what recipes and flags set, changes `training` in place.
-
-    Raises:
-        UserError: for values that cannot work, trackers that are not installed, processes that would not train
-            together, or a batch that cannot be divided among the devices.
+    train something else than was asked for. `given`, what recipes and flags set, changes `training` in place. Raises a
+    `UserError` for values that cannot work, trackers that are not installed, processes that would not train together,
+    or a batch that cannot be divided among the devices.
     """
     logging.basicConfig(format="%(message)s", level=logging.INFO if training.should_log else logging.WARNING)
     logging.getLogger("httpx").setLevel(logging.WARNING)
@@ -173,9 +170,8 @@ def describe_steps(training: TrainingArguments, num_examples: int | None) -> str
 
 def describe_devices(training: TrainingArguments) -> str:
     """Words for [`announce`]: what it runs on."""
-    kind = training.device.type
+    kind, precision = training.device.type, training_identity(training, {}).precision
     name = torch.cuda.get_device_name() if kind == "cuda" else f"{torch.get_num_threads()} thread(s)"
-    precision = training_identity(training, {}).precision
     return f"{training.world_size} x {kind} ({name}), {precision}"
 
 
@@ -188,16 +184,15 @@ def upload_run(training: TrainingArguments, folder: str | Path, message: str) ->
         return
     name = training.hub_model_id or Path(folder).resolve().name
     try:
-        repo = create_repo(name, token=training.hub_token, private=training.hub_private_repo, exist_ok=True)
+        repo = create_repo(name, private=training.hub_private_repo, exist_ok=True)
         upload_folder(
             repo_id=repo.repo_id,
             folder_path=str(folder),
-            token=training.hub_token,
             revision=training.hub_revision,
             commit_message=message,
             ignore_patterns=_LOCAL_FILES,
         )
-    except (HfHubHTTPError, OSError) as error:
+    except OSError as error:
         problem = f"finished, but it was not uploaded ({one_line(error)}); the same command tries again"
         raise UserError(f"{folder} holds the run, {problem}.") from error
     logger.info("%s is on the Hub as %s.", folder, repo.repo_id)
@@ -248,10 +243,8 @@ class ExperimentTrainer(Trainer):
         """What was measured of the model that is left, if that was done behind the last step: not to do it twice."""
         if self.args.load_best_model_at_end and self.state.best_global_step != self.state.global_step:
             return None
-        for entry in reversed(self.state.log_history):
-            if "eval_loss" in entry:
-                return dict(entry) if entry["step"] == self.state.global_step else None
-        return None
+        last = [entry for entry in self.state.log_history if entry["step"] == self.state.global_step]
+        return next((dict(entry) for entry in reversed(last) if "eval_loss" in entry), None)
 
     def history(self) -> list[dict[str, float]]:
         """The log, without norms of gradients that half precision could not hold."""
@@ -265,25 +258,20 @@ class StepTimer(TrainerCallback):
     """Measures each optimizer step, in wall-clock and in processor seconds of this process."""
 
     def __init__(self) -> None:
-        self.wall: list[float] = []
-        self.cpu: list[float] = []
+        self.steps: list[tuple[float, float]] = []
 
     def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
-        self._start = (time.perf_counter(), time.process_time())
+        self._wall, self._cpu = time.perf_counter(), time.process_time()
 
     def on_step_end(self, *args: Any, **kwargs: Any) -> None:
-        self.wall.append(time.perf_counter() - self._start[0])
-        self.cpu.append(time.process_time() - self._start[1])
+        self.steps.append((time.perf_counter() - self._wall, time.process_time() - self._cpu))
 
     def metrics(self) -> dict[str, float]:
         """Medians in milliseconds, without the first steps, which set things up; empty before the first step."""
-        if not self.wall:
+        if not self.steps:
             return {}
-        skipped = min(5, len(self.wall) - 1)
-        return {
-            "step_time_ms": 1000 * float(np.median(self.wall[skipped:])),
-            "step_cpu_time_ms": 1000 * float(np.median(self.cpu[skipped:])),
-        }
+        wall, cpu = 1000 * np.median(self.steps[min(5, len(self.steps) - 1) :], axis=0)
+        return {"step_time_ms": float(wall), "step_cpu_time_ms": float(cpu)}
 
 
 def _check_values(training: RunArguments) -> None:
@@ -316,7 +304,7 @@ def _check_upload(training: TrainingArguments, given: dict[str, Any]) -> None:
     training.hub_strategy = HubStrategy.END
     try:
         whoami(token=training.hub_token)
-    except (HfHubHTTPError, LocalTokenNotFoundError, OfflineModeIsEnabled, OSError) as error:
+    except OSError as error:  # those of the Hub are of its kind
         raise UserError(f"--push_to_hub cannot reach the Hub as a user: {one_line(error)}") from error
 
 

@@ -49,8 +49,8 @@ class MaskedLMArguments:
 @dataclass
 class Blocks:
     """
-    Packed text. `unigram_loss` is what unigram frequencies score on `evaluation`, in nats per token. `token_counts`, of
-    shape `(vocab_size,)`, is of the training blocks, or, where they are a stream, of the evaluation blocks.
+    Packed text. `unigram_loss` is what unigram frequencies score on `evaluation`, in nats per token. `token_counts`,
+    of shape `(vocab_size,)`, is of the training blocks, or, where they are a stream, of the evaluation blocks.
     `description` says how much text there is and how much of it is used.
     """
 
@@ -89,10 +89,8 @@ def load_blocks(
     Pack a corpus into blocks for an architecture, and measure what unigram frequencies would score.
 
     Sources are mixed, and streams shuffled, in an order that follows from `seed`; `num_readers` processes and workers
-    of data loaders read a stream at the same time.
-
-    Raises:
-        UserError: if there is no text to evaluate on, or too little for a block.
+    of data loaders read a stream at the same time. Raises a `UserError` if there is no text to evaluate on, or too
+    little for a block.
     """
     length, single = mlm_arguments.max_seq_length, corpus_arguments.one_document_per_block
     if not corpus.validation:

@@ -130,10 +130,8 @@ class Corpus:
 def load_corpus(arguments: CorpusArguments) -> Corpus:
     """
     Open the text that `arguments` name. Validation text comes from `validation_file`, else from validation splits,
-    else every source holds documents out.
-
-    Raises:
-        UserError: if something cannot be found, reached or read, or holds no text.
+    else every source holds documents out. Raises a `UserError` if something cannot be found, reached or read, or holds
+    no text.
     """
     if not sys.stderr.isatty():
         datasets.disable_progress_bars()  # in a log file every step of a bar would be a line

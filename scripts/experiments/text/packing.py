@@ -47,10 +47,8 @@ def pack_documents(
     Pack documents into blocks of exactly `block_length` tokens, `[CLS]` and `[SEP]` included, except for the last one.
 
     A separator may meet the end of a block, which then ends in two `[SEP]`. Blocks that end with their document are of
-    any length up to `block_length`; a longer document takes several.
-
-    Raises:
-        ValueError: if `block_length` leaves no room for content.
+    any length up to `block_length`; a longer document takes several. Raises a `ValueError` if `block_length` leaves no
+    room for content.
     """
     capacity = block_length - 2
     if capacity < 1:

@@ -32,8 +32,8 @@ class TextSource:
     Errors call the source by its `name`, a path or a data set, all else by its `description`, which has no path. The
     text is the only column of `rows`. The `fingerprint` is equal for equal text: a hash of the content of local files,
     of the revision of a Hub data set, of the installed versions for the documentation, and of all that selects from
-    it. A document is a row, or, with the `document_unit` `"blank_line"`, ends with a blank row. Where the source is one
-    `side` of the rows, documents whose hash of 64 bits is below the `threshold` are on the side of validation.
+    it. A document is a row, or, with the `document_unit` `"blank_line"`, ends with a blank row. Where the source is
+    one `side` of the rows, documents whose hash of 64 bits is below the `threshold` are on the side of validation.
     """
 
     name: str
@@ -68,10 +68,8 @@ class TextSource:
         Divide into training and validation, with about `fraction`, in (0, 1), of the documents for validation.
 
         They are chosen by their content: equal documents are on the same side, and documents that are added later move
-        no other one (unless there are too few to reach `fraction`). Of a single document the end is held out.
-
-        Raises:
-            UserError: if the text is a single word.
+        no other one (unless there are too few to reach `fraction`). Of a single document the end is held out. Raises a
+        `UserError` if the text is a single word.
         """
         threshold, lowest = int(fraction * 2**64), 2**64
         for document in self._documents():

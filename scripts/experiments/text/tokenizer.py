@@ -41,10 +41,8 @@ def train_wordpiece(
     other characters of the texts, a thousand in all. (`train_new_from_iterator` of transformers would give another
     vocabulary in each process: it cannot list the letters inside of words, see below.) There are fewer than
     `vocab_size` tokens if the texts, which are held in memory, are too small. A token is made out of its parts if it
-    occurs `min_frequency` times.
-
-    Raises:
-        UserError: if `vocab_size` does not hold the special tokens and two forms of a letter, or there is no text.
+    occurs `min_frequency` times. Raises a `UserError` if `vocab_size` does not hold the special tokens and two forms
+    of a letter, or there is no text.
     """
     # Beside a character there is its form inside of words, "##a" beside "a".
     max_alphabet = min(_MAX_ALPHABET, (vocab_size - len(SPECIAL_TOKENS)) // 2)
