@@ -56,8 +56,7 @@ class ModelArguments(_OriginArguments):
 
     model_name_or_path: str | None = flag(None, "Checkpoint to go on from: a folder or a name on the Hub.")
     config_name: str = flag(
-        "sktformer-tiny",
-        "Size of a new model: a preset's name, or a configuration file, folder or name on the Hub.",
+        "sktformer-tiny", "Size of a new model: a preset's name, or a configuration file, folder or name on the Hub."
     )
     model_type: str | None = flag(
         None,
