@@ -153,9 +153,8 @@ def load_corpus(arguments: CorpusArguments) -> Corpus:
     probabilities = [weight / sum(weights) for weight in weights] if weights else None
     cache_dir = Path(arguments.cache_dir or datasets.config.HF_DATASETS_CACHE).expanduser() / "sktformer"
     paths = [_parse_spec(spec)[0] for spec in arguments.datasets or []]
-    return Corpus(
-        train, validation, probabilities, cache_dir, tuple(path for path in paths if not os.path.isdir(path))
-    )
+    of_the_hub = tuple(path for path in paths if not os.path.isdir(path))
+    return Corpus(train, validation, probabilities, cache_dir, of_the_hub)
 
 
 def _load_documentation(arguments: CorpusArguments) -> TextSource:
@@ -258,8 +257,11 @@ def _describe(sources: list[TextSource]) -> str:
 def _load_dataset(spec: str, arguments: CorpusArguments) -> dict[Side, TextSource]:
     """A source for the training split, and one for the validation split if there is one and it is wanted."""
     path, config, revision = _parse_spec(spec)
-    if Path(path, "state.json").is_file():
-        return {"train": _load_saved_dataset(path, arguments)}
+    if Path(path, "state.json").is_file():  # which `Dataset.save_to_disk` has written, and `load_dataset` refuses
+        fingerprint = digest(*map(_hash_file, sorted(glob.glob(f"{glob.escape(path)}/*.arrow"))))
+        with _explained_errors(path):
+            rows = datasets.load_from_disk(path)
+        return {"train": _make_source(path, rows, fingerprint, "row", arguments, Path(path).name)}
     with _explained_errors(spec):
         builder = datasets.load_dataset_builder(path, config, revision=revision, cache_dir=arguments.cache_dir)
         # Without a network the library takes the newest copy of its cache, whichever revision was asked for.
@@ -282,14 +284,6 @@ def _load_dataset(spec: str, arguments: CorpusArguments) -> dict[Side, TextSourc
         for side, split in _select_splits(spec, list(splits)).items()
         if not (side == "validation" and arguments.validation_file)
     }
-
-
-def _load_saved_dataset(path: str, arguments: CorpusArguments) -> TextSource:
-    """Open a folder that `Dataset.save_to_disk` has written: `load_dataset` refuses those."""
-    with _explained_errors(path):
-        rows = datasets.load_from_disk(path)
-    fingerprint = digest(*map(_hash_file, sorted(glob.glob(f"{glob.escape(path)}/*.arrow"))))
-    return _make_source(path, rows, fingerprint, "row", arguments, Path(path).name)
 
 
 def _parse_spec(spec: str) -> tuple[str, str | None, str | None]:
@@ -343,9 +337,8 @@ def _select_column(name: str, rows: Rows, wanted: str | None) -> str:
         row: dict[str, object] = next(iter(rows), {})
         columns, text_columns = list(row), [column for column, value in row.items() if isinstance(value, str)]
     else:
-        columns = list(rows.features)
-        kinds = {column: getattr(feature, "dtype", None) for column, feature in rows.features.items()}
-        text_columns = [column for column in columns if kinds[column] in ("string", "large_string")]
+        columns, strings = list(rows.features), ("string", "large_string")
+        text_columns = [column for column in columns if getattr(rows.features[column], "dtype", None) in strings]
     chosen = [wanted] if wanted is not None else ["text"] if "text" in text_columns else text_columns
     if len(chosen) != 1 or chosen[0] not in text_columns:
         found = f"in the columns {', '.join(text_columns) or '(none)'} of {', '.join(columns)}"
