@@ -159,13 +159,12 @@ def fit_length(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_l
             f"The tokenizer has {len(tokenizer)} tokens, the model embeds {model.config.vocab_size}: they do not "
             "belong together. Give the tokenizer that the model was trained with, or train a new model."
         )
-    longest = longest_input(model)
+    kind, longest = model.config.model_type, longest_input(model)
     is_longer = longest is not None and max_length > longest
-    if model.config.model_type != SKTformerConfig.model_type:
+    if kind != SKTformerConfig.model_type:
         if reason := explain_failure(model, max_length):
-            why = f"it takes at most {longest}" if is_longer else reason
-            what = f"A {model.config.model_type} cannot read --max_seq_length {max_length} tokens"
-            raise UserError(f"{what}: {why.rstrip('.')}.")
+            why = f"it takes at most {longest}" if is_longer else reason.rstrip(".")
+            raise UserError(f"A {kind} cannot read --max_seq_length {max_length} tokens: {why}.")
         if is_longer:
             logger.info("The model was made for %d tokens, no limit of its: it reads %d.", longest, max_length)
     elif is_longer:
