@@ -78,9 +78,7 @@ class CheckpointArguments(_OriginArguments):
         MISSING, "Checkpoint to start from: a folder or a name on the Hub; an adapter's, to evaluate it."
     )
     tokenizer_name: str | None = flag(None, "Tokenizer: a folder or a name on the Hub. By default the checkpoint's.")
-    ignore_mismatched_sizes: bool = flag(
-        False, "Start with a new head where the checkpoint's has another number of labels."
-    )
+    ignore_mismatched_sizes: bool = flag(False, "Start with a new head where the number of labels is another.")
 
 
 @dataclass

@@ -48,12 +48,8 @@ class CorpusArguments:
     )
     dataset_name: str | None = flag(None, "A single data set in place of --datasets: path or path@revision.")
     dataset_config_name: str | None = flag(None, "The configuration of --dataset_name.")
-    train_file: list[str] | None = flag(
-        None, "Local .txt, .json, .jsonl, .csv or .parquet files; books/*.txt is allowed."
-    )
-    validation_file: list[str] | None = flag(
-        None, "Local files to validate on in place of data sets' validation splits."
-    )
+    train_file: list[str] | None = flag(None, "Local .txt, .json, .jsonl, .csv or .parquet files, or books/*.txt.")
+    validation_file: list[str] | None = flag(None, "Local files to validate on in place of validation splits.")
     encoding: str = flag("utf-8", "Encoding of --train_file and --validation_file, e.g. latin-1.")
     text_column: str | None = flag(None, "The column with the text; by default `text`, or the only one of strings.")
     probabilities: list[float] | None = flag(
