@@ -161,7 +161,7 @@ def fit_length(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_l
     is_longer = longest is not None and max_length > longest
     if kind != SKTformerConfig.model_type:
         if reason := explain_failure(model, max_length):
-            why = f"it takes at most {longest}" if is_longer else reason.rstrip(".")
+            why = f"it takes at most {longest}" if is_longer else reason
             raise UserError(f"A {kind} cannot read --max_seq_length {max_length} tokens: {why}.")
         if is_longer:
             logger.info("The model was made for %d tokens, no limit of its: it reads %d.", longest, max_length)
