@@ -182,14 +182,14 @@ def load_tokenizer(
     Load a fast tokenizer with the special tokens that a task needs, of `mask`, `pad`, `cls` and `sep`; a `UserError`
     if there is none.
     """
-    is_empty = Path(name).is_dir() and not _find_files(name, _TOKENIZER_FILES)
-    if not is_empty:
-        with _explained(f"The tokenizer {name} cannot be loaded"):
-            tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code, revision=revision)
-        # Where there are no files it is made from the model's type, with special tokens alone.
-        is_empty = len(tokenizer) <= len(set(tokenizer.all_special_ids)) + 1
-    if is_empty:
-        raise UserError(f"The checkpoint {name} holds no tokenizer; save one beside it or give --tokenizer_name.")
+    nothing = UserError(f"The checkpoint {name} holds no tokenizer; save one beside it or give --tokenizer_name.")
+    if Path(name).is_dir() and not _find_files(name, _TOKENIZER_FILES):
+        raise nothing
+    with _explained(f"The tokenizer {name} cannot be loaded"):
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code, revision=revision)
+    # Where there are no files it is made from the model's type, with special tokens alone.
+    if len(tokenizer) <= len(set(tokenizer.all_special_ids)) + 1:
+        raise nothing
     lacking = [token for token in needed if getattr(tokenizer, f"{token}_token") is None]
     if lacking or not tokenizer.is_fast:
         what = f"has no {' and no '.join(lacking)} token" if lacking else "is not a fast one"
@@ -267,8 +267,8 @@ def add_lora(model: PreTrainedModel, arguments: LoraArguments, revision: str = "
     lengthened before. Returns a `peft.PeftModel`.
     """
     peft, base = _import_peft(), model.base_model
-    named = [(name, module) for name, module in model.named_children() if module is not base]
-    named += [(f"{model.base_model_prefix}.{n}", module) for n, module in base.named_children() if "pooler" in n]
+    new = [(name, module) for name, module in model.named_children() if module is not base]
+    new += [(f"{model.base_model_prefix}.{n}", module) for n, module in base.named_children() if "pooler" in n]
     for module in model.modules():
         if hasattr(module, "running_mean"):
             # The adapter does not hold running statistics, so they stay as they are.
@@ -279,7 +279,7 @@ def add_lora(model: PreTrainedModel, arguments: LoraArguments, revision: str = "
         lora_alpha=arguments.lora_alpha,
         lora_dropout=arguments.lora_dropout,
         target_modules="all-linear",
-        modules_to_save=[name for name, module in named if any(True for _ in module.parameters())],
+        modules_to_save=[name for name, module in new if any(True for _ in module.parameters())],
         revision=revision,
     )
     adapted = peft.get_peft_model(model, config)

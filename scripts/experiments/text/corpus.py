@@ -142,7 +142,7 @@ def load_corpus(arguments: CorpusArguments) -> Corpus:
         validation = [sides["validation"] for sides in loaded if "validation" in sides]
     if not validation and arguments.validation_fraction:
         splits = [source.split(arguments.validation_fraction) for source in train]
-        train, validation = [first for first, _ in splits], [second for _, second in splits]
+        train, validation = [split["train"] for split in splits], [split["validation"] for split in splits]
     logger.info("Training text: %s.", _describe(train))
     logger.info("Validation text: %s.", _describe(validation) or "none")
     weights = arguments.probabilities
