@@ -201,10 +201,9 @@ def _settle(sources: Sequence[tuple[str, dict[str, Any]]], flags: dict[str, str 
             there = [key for key in rivals if key in source and not str(source[key]).startswith("-")]
             if len(there) > 1:
                 raise UserError(f"{name} gives --{' and --'.join(there)}, which contradict each other; give one.")
-            for _, earlier in sources[:number]:
-                for key in rivals:
-                    if there and key not in there:
-                        earlier.pop(key, None)
+            for key in set(rivals) - set(there) if there else ():
+                for _, earlier in sources[:number]:
+                    earlier.pop(key, None)
     notes = []
     if not torch.accelerator.is_available():
         for key in _PRECISIONS:
