@@ -295,7 +295,7 @@ def add_lora(model: PreTrainedModel, arguments: LoraArguments, revision: str = "
 
 
 def load_trained_config(arguments: CheckpointArguments) -> PreTrainedConfig:
-    """The configuration of a fine-tuned checkpoint; of an adapter, that of the model it was trained in."""
+    """The configuration of a fine-tuned checkpoint, of an adapter its model's; a `UserError` if there is none."""
     name, revision = arguments.model_name_or_path, arguments.model_revision
     with _explained(f"The checkpoint {name} cannot be loaded"):
         if find_adapter_config_file(name, revision=revision) is None:
