@@ -1,6 +1,7 @@
 """Other architectures of transformers, at the sizes of an SKTformer, so that they can be compared."""
 
 import copy
+from contextlib import suppress
 from typing import Any, cast
 
 import torch
@@ -32,10 +33,8 @@ _LARGEST_RATIO = 2.0
 
 def resize_config(model_type: str, sizes: PreTrainedConfig) -> PreTrainedConfig:
     """
-    Another architecture's configuration with the sizes and dropouts of `sizes`, as far as it has fields for them.
-
-    Raises:
-        ValueError: if transformers has no such architecture or it refuses these sizes.
+    Another architecture's configuration with the sizes and dropouts of `sizes`, as far as it has fields for them; a
+    `ValueError` if transformers has no such architecture or it refuses these sizes.
     """
     default = AutoConfig.for_model(model_type)
     values = {other: getattr(sizes, name) for name, others in _SIZES.items() for other in (name, *others)}
@@ -68,11 +67,9 @@ def _takes(config: PreTrainedConfig, name: str, value: Any) -> bool:
 
 def build_comparable_config(model_type: str, sizes: PreTrainedConfig, **fields: Any) -> PreTrainedConfig:
     """
-    The configuration of another architecture's encoder with exactly the sizes of `sizes`, and other fields.
-
-    Raises:
-        UserError: if transformers has no masked-LM encoder of that name, if these sizes cannot be set in it, or if
-            parts that have sizes of their own make it far larger than BERT.
+    The configuration of another architecture's encoder with exactly the sizes of `sizes`, and other fields. Raises a
+    `UserError` if transformers has no masked-LM encoder of that name, if these sizes cannot be set in it, or if parts
+    that have sizes of their own make it far larger than BERT.
     """
     what = f"--model_type {model_type}"
     if model_type not in CONFIG_MAPPING or CONFIG_MAPPING[model_type] not in MODEL_FOR_MASKED_LM_MAPPING:
@@ -105,12 +102,9 @@ def length_fields(config: PreTrainedConfig, max_length: int) -> dict[str, int]:
         fields |= {"segment_means_seq_len": max_length, "num_landmarks": min(64, max_length // 2)}
     config = copy.deepcopy(config)
     config.update(fields)
-    try:
-        with torch.device("meta"):
-            # RoBERTa and its relatives count positions from behind the padding token's id.
-            fields["max_position_embeddings"] += max_length - cast(int, longest_input(AutoModel.from_config(config)))
-    except Exception:
-        pass  # what cannot be built is explained where it is
+    with suppress(Exception), torch.device("meta"):  # what cannot be built is explained where it is
+        # RoBERTa and its relatives count positions from behind the padding token's id.
+        fields["max_position_embeddings"] += max_length - cast(int, longest_input(AutoModel.from_config(config)))
     return fields
 
 

@@ -27,20 +27,13 @@ _SPLIT_ROWS = 64
 @dataclass(frozen=True)
 class TextSource:
     """
-    Rows of text that can be read again and again.
+    Rows of text that can be read again and again; iterating yields `str`.
 
-    Iterating yields `str`. What a document is follows from `document_unit`: with `"row"` every row is one, with
-    `"blank_line"` a blank row ends one.
-
-    Args:
-        name (`str`): What to call the source in errors: a path, a data set.
-        rows (`datasets.Dataset` or `datasets.IterableDataset`): As loaded, with the text as their only column.
-        fingerprint (`str`): Equal for equal text: a hash of the content of local files, of the revision of a Hub data
-            set, of the installed versions for the documentation, and of all that selects from it.
-        document_unit (`str`): `"row"` or `"blank_line"`.
-        description (`str`, *optional*): What to call the source elsewhere, without paths; by default `name`.
-        side (`str`, *optional*): `"train"` or `"validation"` if the source is only one side of `rows`.
-        threshold (`int`): Documents with a smaller hash (of 64 bits) are on the side of `"validation"`.
+    Errors call the source by its `name`, a path or a data set, all else by its `description`, which has no path. The
+    text is the only column of `rows`. The `fingerprint` is equal for equal text: a hash of the content of local files,
+    of the revision of a Hub data set, of the installed versions for the documentation, and of all that selects from
+    it. A document is a row, or, with the `document_unit` `"blank_line"`, ends with a blank row. Where the source is
+    one `side` of the rows, documents whose hash of 64 bits is below the `threshold` are on the side of validation.
     """
 
     name: str
@@ -70,15 +63,13 @@ class TextSource:
         num_rows = round(self.rows.num_rows * {None: 1.0, "train": 1 - held_out, "validation": held_out}[self.side])
         return self.rows.data.nbytes * num_rows // self.rows.num_rows
 
-    def split(self, fraction: float) -> "tuple[TextSource, TextSource]":
+    def split(self, fraction: float) -> "dict[Side, TextSource]":
         """
         Divide into training and validation, with about `fraction`, in (0, 1), of the documents for validation.
 
         They are chosen by their content: equal documents are on the same side, and documents that are added later move
-        no other one (unless there are too few to reach `fraction`). Of a single document the end is held out.
-
-        Raises:
-            UserError: if the text is a single word.
+        no other one (unless there are too few to reach `fraction`). Of a single document the end is held out. Raises a
+        `UserError` if the text is a single word.
         """
         threshold, lowest = int(fraction * 2**64), 2**64
         for document in self._documents():
@@ -88,13 +79,10 @@ class TextSource:
         threshold = max(threshold, lowest + 1)
         if all(_document_hash(document) < threshold for document in self._documents()):
             return self._split_inside(fraction)
-        train, validation = (
-            replace(self, fingerprint=digest(self.fingerprint, side, str(threshold)), side=side, threshold=threshold)
-            for side in _SIDES
-        )
-        return train, validation
+        chosen = {side: digest(self.fingerprint, side, str(threshold)) for side in _SIDES}
+        return {side: replace(self, fingerprint=chosen[side], side=side, threshold=threshold) for side in _SIDES}
 
-    def _split_inside(self, fraction: float) -> "tuple[TextSource, TextSource]":
+    def _split_inside(self, fraction: float) -> "dict[Side, TextSource]":
         """Hold out the end of the text, about `fraction` of its characters, from the beginning of a word on."""
         rows = list(self._read())
         ends = list(accumulate(map(len, rows)))
@@ -103,18 +91,15 @@ class TextSource:
         row, cut = rows[number], place - ends[number] + len(rows[number])
         while cut and not row[cut - 1].isspace():
             cut -= 1
+        parts: dict[Side, list[str]]
         parts = {"train": [*rows[:number], row[:cut]], "validation": [row[cut:], *rows[number + 1 :]]}
         if not all(any(text.strip() for text in part) for part in parts.values()):
             raise UserError(f"{self.name} holds a single word; give more text.")
         held_out = sum(map(len, parts["validation"]))
         logger.info("%s is one document: its last %s characters are held out for validation.", self.name, held_out)
-        train, validation = (
-            replace(
-                self, rows=Dataset.from_dict({"text": part}), fingerprint=digest(self.fingerprint, side, f"{place}")
-            )
-            for side, part in parts.items()
-        )
-        return train, validation
+        chosen = {side: digest(self.fingerprint, side, str(place)) for side in parts}
+        sides = {side: Dataset.from_dict({"text": part}) for side, part in parts.items()}
+        return {side: replace(self, rows=rows, fingerprint=chosen[side]) for side, rows in sides.items()}
 
     def _read(self) -> Iterator[str]:
         for batch in self.rows.iter(batch_size=_READ_ROWS):
