@@ -19,7 +19,7 @@ landmark features of a head.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypedDict
 
 import torch
 from torch import nn
@@ -28,13 +28,14 @@ from .kernels import Dropout, choose_kernel, is_plain
 from .sequences import Landmarks, Sequences, draw_permutation
 
 
-class Coefficients(NamedTuple):
-    """What Equations 3 and 4 need of a batch; a branch that is off has `None`."""
+class Coefficients(TypedDict, total=False):
+    """What Equations 3 and 4 need of a batch; nothing of a branch that is off."""
 
-    token_scores: torch.Tensor | None  # K_I Q^T / sqrt(h), (B, H, k, S)
-    landmark_values: torch.Tensor | None  # V_I, (B, H, k, h)
-    feature_scores: torch.Tensor | None  # K_J^T Q / sqrt(n), (B, H, s2, h)
-    value_columns: torch.Tensor | None  # V_J^T, (B, H, s2, S)
+    token_scores: torch.Tensor  # K_I Q^T / sqrt(h), (B, H, k, S)
+    landmark_values: torch.Tensor  # V_I, (B, H, k, h)
+    feature_scores: torch.Tensor  # K_J^T Q / sqrt(n), (B, H, s2, h)
+    value_columns: torch.Tensor  # V_J^T, (B, H, s2, S)
+    tokens: torch.Tensor  # Equation 3 itself, (B, S, d), where a fused kernel computes it
 
 
 class Branch(NamedTuple):
@@ -66,6 +67,17 @@ class Branch(NamedTuple):
         return self.coefficients.flatten(1, 2).mT @ self.block_diagonal()
 
 
+class Attended(NamedTuple):
+    """A [`Branch`] of which only the combinations are known, `(B, S, d)`, and its norm."""
+
+    states: torch.Tensor
+    norm: nn.LayerNorm
+
+    def context(self) -> torch.Tensor:
+        """The combinations, head beside head, `(B, S, d)`."""
+        return self.states
+
+
 def token_weights(scores: torch.Tensor, landmark_mask: torch.Tensor | None) -> torch.Tensor:
     r"""
     Weigh the landmark tokens for every token: softmax(Q K_I^T / sqrt(h)) of Equation 3.
@@ -87,12 +99,12 @@ def token_weights(scores: torch.Tensor, landmark_mask: torch.Tensor | None) -> t
     return scores.masked_fill(~mask, torch.finfo(scores.dtype).min).softmax(dim=2) * mask
 
 
-def combine(branches: Sequence[Branch], projection: nn.Module) -> torch.Tensor:
+def combine(branches: Sequence[Branch | Attended], projection: nn.Module) -> torch.Tensor:
     """
     Combine the branches: Equation 2, projected.
 
     Args:
-        branches (`Sequence` of [`Branch`]): One or both.
+        branches (`Sequence` of [`Branch`] or [`Attended`]): One or both.
         projection (`nn.Module`): Of the output.
 
     Returns:
@@ -145,7 +157,7 @@ class SkeletonAttention(nn.Module):
 
     def forward(
         self, hidden_states: torch.Tensor, sequences: Sequences, landmarks: Landmarks | None
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
         """
         Args:
             hidden_states (`torch.Tensor` of shape `(batch_size, sequence_length, hidden_size)`):
@@ -154,44 +166,58 @@ class SkeletonAttention(nn.Module):
             landmarks ([`Landmarks`], *optional*): The landmark tokens, `None` if the token branch is off.
 
         Returns:
-            `tuple`: the output of `hidden_states`' shape, and the token branch's attention matrix
-            `(batch_size, num_heads, sequence_length, num_landmarks)`, `None` if that branch is off.
+            `tuple`: the output of `hidden_states`' shape, and the attention matrices of both branches, of tokens
+            `(batch_size, num_heads, sequence_length, num_landmarks)` and of features `(batch_size, num_heads,
+            head_dim, num_landmark_features)`; `None` for a branch that is off and for what a fused kernel computes.
         """
         # Few landmarks give a token fewer coefficients than it has columns: to read them takes less than to project.
         few = not self.config.use_token_attention or self.config.num_landmark_tokens < self.head_dim
         plain = all(is_plain(projection, nn.Linear) for projection in (self.query, self.key, self.value))
-        read = self._read_weights if few and plain else self._project
+        read = self._read_weights if few and plain and not self.is_fused() else self._project
         coefficients = read(hidden_states, sequences, landmarks)
-        branches, probabilities = [], None
-        if coefficients.token_scores is not None:
-            probabilities = self.dropout(token_weights(coefficients.token_scores, landmarks.mask))
-            branches.append(Branch(probabilities, coefficients.landmark_values, self.token_norm))
-        if coefficients.feature_scores is not None:
-            weights = self.dropout(coefficients.feature_scores.softmax(dim=2))
-            branches.append(Branch(coefficients.value_columns, weights, self.feature_norm))
+        branches: list[Branch | Attended] = []
+        probabilities = feature_probabilities = None
+        if "tokens" in coefficients:
+            branches.append(Attended(coefficients["tokens"], self.token_norm))
+        elif landmarks is not None:
+            probabilities = self.dropout(token_weights(coefficients["token_scores"], landmarks.mask))
+            branches.append(Branch(probabilities, coefficients["landmark_values"], self.token_norm))
+        if self.config.use_feature_attention:
+            feature_probabilities = self.dropout(coefficients["feature_scores"].softmax(dim=2))
+            branches.append(Branch(coefficients["value_columns"], feature_probabilities, self.feature_norm))
         compute = choose_kernel("combine", self.config.kernels, branches, self.out_proj) or combine
-        return compute(branches, self.out_proj), None if probabilities is None else probabilities.mT
+        attentions = [None if weights is None else weights.mT for weights in (probabilities, feature_probabilities)]
+        return compute(branches, self.out_proj), attentions[0], attentions[1]
 
-    def _project(
-        self, hidden_states: torch.Tensor, sequences: Sequences, landmarks: Landmarks | None
-    ) -> Coefficients:
+    def is_fused(self) -> bool:
+        """Whether PyTorch's fused kernel computes the token branch."""
+        return self.config.use_token_attention and self.config._attn_implementation == "sdpa"
+
+    def _project(self, hidden_states: torch.Tensor, sequences: Sequences, landmarks: Landmarks | None) -> Coefficients:
         """From queries, keys and values of all tokens, each projection called once."""
         queries = self._split_heads(self.query(hidden_states))  # (B, H, S, h)
         key, value = self.key(hidden_states), self.value(hidden_states)
-        token_scores = landmark_values = feature_scores = value_columns = None
+        found: Coefficients = {}
         if landmarks is not None:
-            landmark_keys = self._split_heads(landmarks.gather(key)) * self.head_dim**-0.5
-            token_scores = landmark_keys @ queries.mT
-            landmark_values = self._split_heads(landmarks.gather(value))
+            keys, values = (self._split_heads(landmarks.gather(states)) for states in (key, value))  # (B, H, k, h)
+            if self.is_fused():
+                mask = None if landmarks.mask is None else landmarks.mask[:, None, None]
+                dropout = self.dropout.p if self.training else 0.0
+                tokens = nn.functional.scaled_dot_product_attention(queries, keys, values, mask, dropout)
+                found["tokens"] = tokens.transpose(1, 2).flatten(2)
+            else:
+                found["token_scores"] = (keys * self.head_dim**-0.5) @ queries.mT
+                found["landmark_values"] = values
         if self.config.use_feature_attention:
             sampled = self._sampled_columns().expand(*key.shape[:2], self.num_heads, -1)
             # `gather`, because the compiled gradient of indexing the last axis is wrong on CPUs (PyTorch 2.13).
             key_columns, value_columns = (
-                states.unflatten(-1, (self.num_heads, -1)).gather(-1, sampled).permute(0, 2, 3, 1)
-                for states in (key, value)
+                states.unflatten(-1, (self.num_heads, -1)).gather(-1, sampled).flatten(2).mT for states in (key, value)
             )
-            feature_scores = sequences.scale_columns(key_columns.flatten(1, 2)).unflatten(1, (self.num_heads, -1)) @ queries
-        return Coefficients(token_scores, landmark_values, feature_scores, value_columns)
+            key_columns = sequences.scale_columns(key_columns).unflatten(1, (self.num_heads, -1))
+            found["feature_scores"] = key_columns @ queries
+            found["value_columns"] = value_columns.unflatten(1, (self.num_heads, -1))
+        return found
 
     def _read_weights(
         self, hidden_states: torch.Tensor, sequences: Sequences, landmarks: Landmarks | None
@@ -205,14 +231,15 @@ class SkeletonAttention(nn.Module):
         batch_size, num_heads = hidden_states.shape[0], self.num_heads
         query_weight, query_bias = self.query.weight.unflatten(0, (num_heads, -1)), self.query.bias.view(num_heads, -1)
         weight, bias = torch.cat([self.value.weight, self.key.weight]), torch.cat([self.value.bias, self.key.bias])
-        token_scores = landmark_values = feature_scores = value_columns = None
+        found: Coefficients = {}
         maps, biases = [], []  # of what is read from a token: scores, sampled values, sampled keys
         if landmarks is not None:
             projected = nn.functional.linear(landmarks.gather(hidden_states), weight, bias)
-            landmark_values, keys = map(self._split_heads, projected.chunk(2, dim=-1))
-            keys = keys * self.head_dim**-0.5  # (B, H, k, h)
+            values, keys = map(self._split_heads, projected.chunk(2, dim=-1))  # (B, H, k, h)
+            keys = keys * self.head_dim**-0.5
             maps.append(torch.einsum("bhki,hid->bhkd", keys, query_weight).flatten(1, 2))
             biases.append(torch.einsum("bhki,hi->bhk", keys, query_bias).flatten(1))
+            found["landmark_values"] = values
         if self.config.use_feature_attention:
             weight, bias = (
                 states.unflatten(0, (2 * num_heads, -1)).index_select(1, self._sampled_columns()).flatten(0, 1)
@@ -222,16 +249,16 @@ class SkeletonAttention(nn.Module):
             biases.append(bias.expand(batch_size, -1))
         products = torch.baddbmm(torch.cat(biases, dim=1).unsqueeze(2), torch.cat(maps, dim=1), hidden_states.mT)
         if landmarks is not None:
-            token_scores = products[:, : maps[0].shape[1]].unflatten(1, (num_heads, -1))
+            found["token_scores"] = products[:, : maps[0].shape[1]].unflatten(1, (num_heads, -1))
         if self.config.use_feature_attention:
-            value_columns, key_columns = products[:, -maps[-1].shape[1] :].chunk(2, dim=1)
-            value_columns = value_columns.unflatten(1, (num_heads, -1))
-            key_columns = sequences.scale_columns(key_columns)  # (B, H s2, S)
+            value_columns, key_columns = products[:, -maps[-1].shape[1] :].chunk(2, dim=1)  # (B, H s2, S)
+            key_columns = sequences.scale_columns(key_columns)
             sums = (key_columns @ hidden_states).unflatten(1, (num_heads, -1))
-            counts = key_columns.sum(dim=-1).unflatten(1, (num_heads, -1))
-            feature_scores = torch.einsum("bhsd,hid->bhsi", sums, query_weight)
-            feature_scores = torch.addcmul(feature_scores, counts.unsqueeze(-1), query_bias.unsqueeze(1))
-        return Coefficients(token_scores, landmark_values, feature_scores, value_columns)
+            counts = key_columns.sum(dim=-1).unflatten(1, (num_heads, -1)).unsqueeze(-1)
+            scores = torch.einsum("bhsd,hid->bhsi", sums, query_weight)
+            found["feature_scores"] = torch.addcmul(scores, counts, query_bias.unsqueeze(1))
+            found["value_columns"] = value_columns.unflatten(1, (num_heads, -1))
+        return found
 
     def _sampled_columns(self) -> torch.Tensor:
         return self.landmark_features[: self.config.num_landmark_features]

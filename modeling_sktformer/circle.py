@@ -26,7 +26,7 @@ from .lengthening import short_transform_length
 from .sequences import Sequences
 
 
-# Up to here transforms are products: N multiply-adds for each value, and no pass over memory but reading and writing it.
+# Up to here transforms are products: N multiply-adds for each value, and no other pass over memory than its own.
 MAX_PRODUCT_POSITIONS = 512
 # What processors and GPUs multiply while they read or write a value, in round figures.
 MULTIPLY_ADDS_PER_VALUE = 64
@@ -189,6 +189,7 @@ def add_folded_stem(
         `torch.Tensor` of the shape of `sums`; what stands at padding has no meaning.
     """
     waves, num_positions = circle.waves, circle.num_positions
+    assert waves is not None
     batch_size, length, width = sums.shape
     num_segments, dtype = averages.shape[-1], sums.dtype
     gains = filter.to(averages.dtype).unflatten(0, (num_segments, -1))  # (r, d / r, F, 2)

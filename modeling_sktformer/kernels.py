@@ -46,10 +46,12 @@ def is_plain(module: nn.Module, kind: type[nn.Module]) -> bool:
 
 
 def _combines_on_cpu(branches: Sequence[Any], projection: nn.Module) -> bool:
-    states = branches[0].vectors
+    vectors = getattr(branches[0], "vectors", None)
     return (
-        states.device.type == "cpu"
-        and states.dtype in (torch.float32, torch.float64)  # norms not computed as such need their digits
+        vectors is not None
+        and vectors.device.type == "cpu"
+        and vectors.dtype in (torch.float32, torch.float64)  # norms not computed as such need their digits
+        and isinstance(projection, nn.Linear)
         and is_plain(projection, nn.Linear)
         and all(is_plain(branch.norm, nn.LayerNorm) for branch in branches)
         and takes_fewer_multiply_adds(branches, projection)

@@ -9,8 +9,12 @@ Letters in shapes: B batch, S tokens, d hidden size, H heads, k landmark tokens.
 """
 
 import copy
+import difflib
+import inspect
 import os
-from typing import Any, cast
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal, TypedDict, cast
 
 import torch
 from torch import nn
@@ -26,6 +30,7 @@ from transformers.modeling_outputs import (
     SequenceClassifierOutput,
     TokenClassifierOutput,
 )
+from transformers.processing_utils import Unpack
 from transformers.pytorch_utils import apply_chunking_to_forward
 from transformers.utils.generic import can_return_tuple
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
@@ -50,6 +55,16 @@ AUTO_MAP = {
     "AutoModelForQuestionAnswering": "modeling_sktformer.SKTformerForQuestionAnswering",
     "AutoModelForMultipleChoice": "modeling_sktformer.SKTformerForMultipleChoice",
 }
+
+
+class SKTformerKwargs(TypedDict, total=False):
+    """What every forward pass takes besides its inputs, see [`SKTformerModel.forward`]; `Trainer` counts the items."""
+
+    output_hidden_states: bool | None
+    output_attentions: bool | None
+    output_feature_attentions: bool | None
+    return_dict: bool | None
+    num_items_in_batch: torch.Tensor | int | None
 
 
 class SKTformerEmbeddings(nn.Module):
@@ -122,7 +137,7 @@ class SKTformerLayer(GradientCheckpointingLayer):
         attention_input = self.attention_norm(hidden_states)
         if self.smoother is not None:
             attention_input = self.smoother(attention_input, sequences, circle)
-        attention_output, _ = self.attention(attention_input, sequences, landmarks)
+        attention_output, *_ = self.attention(attention_input, sequences, landmarks)
         hidden_states = hidden_states + self.dropout(attention_output)
         return hidden_states + self.dropout(self.mlp(self.mlp_norm(hidden_states)))
 
@@ -207,9 +222,11 @@ class SKTformerPreTrainedModel(PreTrainedModel):
     _can_record_outputs = {
         "hidden_states": SKTformerLayer,
         "attentions": OutputRecorder(SkeletonAttention, index=1),
+        "feature_attentions": OutputRecorder(SkeletonAttention, index=2),
     }
-    # Running statistics are sums of many small steps, which half precision loses.
-    _keep_in_fp32_modules_strict = ["running_mean", "running_var"]
+    # Statistics are sums of many small steps, which half precision loses; filters are transformed in float32.
+    _keep_in_fp32_modules_strict = ["running_mean", "running_var", "filter"]
+    _supports_sdpa = True
 
     def __init__(self, config: SKTformerConfig, *inputs, **kwargs):
         for name in ("hidden_act", "smoother_activation"):
@@ -239,24 +256,36 @@ class SKTformerPreTrainedModel(PreTrainedModel):
 
     def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
         """
-        Return `"eager"`, the only implementation there is: skeleton attention is no softmax over all tokens, so no
-        fused kernel computes it.
+        Return `"eager"`, the default, or `"sdpa"`: the token branch is cross attention to the landmarks, and PyTorch's
+        fused kernel computes it from the queries of all tokens. Then its matrices cannot be returned.
 
         Raises:
             ValueError: if another implementation is requested.
         """
-        if requested_attention not in (None, "eager"):
+        if requested_attention not in (None, "eager", "sdpa"):
             raise ValueError(
                 f'SKTformer has no `attn_implementation="{requested_attention}"`: its attention is not a softmax over '
-                'all tokens, which is what that computes. Use "eager" or leave the argument out.'
+                'all tokens, which is what that computes. Use "eager", "sdpa" or leave the argument out.'
             )
-        return "eager"
+        return requested_attention or "eager"
 
     def set_attn_implementation(self, attn_implementation: str | dict, *args, **kwargs) -> None:
-        """Accept `"eager"`; anything else is an error, see [`get_correct_attn_implementation`]."""
+        """Choose `"eager"` or `"sdpa"`; anything else is an error, see [`get_correct_attn_implementation`]."""
         requested = attn_implementation if isinstance(attn_implementation, dict) else {"": attn_implementation}
         for implementation in requested.values():
-            self.get_correct_attn_implementation(implementation)
+            self.config._attn_implementation_internal = self.get_correct_attn_implementation(implementation)
+
+    def set_kernels(self, kernels: Literal["auto", "eager"]) -> None:
+        """
+        Choose what computes single operations: `"auto"` faster kernels where they apply, `"eager"` plain code alone.
+
+        With plain code the outputs of a sequence are equal, bit by bit, alone and in any batch, in float32 on one
+        device, as long as its padded length and the form that counting chooses are the same.
+
+        Raises:
+            huggingface_hub.errors.StrictDataclassFieldValidationError: for anything else.
+        """
+        self.config.kernels = kernels
 
     def save_pretrained(self, save_directory: str | os.PathLike, *args, **kwargs):
         """
@@ -265,9 +294,14 @@ class SKTformerPreTrainedModel(PreTrainedModel):
         The checkpoint names a class for every Auto class, so that it loads with any head where this package is not
         installed (`trust_remote_code=True`). Arguments as in `PreTrainedModel.save_pretrained`.
         """
+        before = dict(vars(self.config))
         if self._auto_class is not None:
             self.config.auto_map = dict(AUTO_MAP)
-        return super().save_pretrained(save_directory, *args, **kwargs)
+        try:
+            return super().save_pretrained(save_directory, *args, **kwargs)
+        finally:
+            vars(self.config).clear()
+            vars(self.config).update(before)
 
     def get_position_embeddings(self) -> nn.Embedding:
         """The position embeddings, `(max_position_embeddings, hidden_size)`."""
@@ -324,10 +358,29 @@ class SKTformerPreTrainedModel(PreTrainedModel):
                 module.resize(new_num_position_embeddings)
         shared_config = self.config
         for module in self.modules():
-            if isinstance(module, PreTrainedModel) and module.config is shared_config:
-                module.config = resized_config
+            if getattr(module, "config", None) is shared_config:
+                setattr(module, "config", resized_config)  # noqa: B010
         if tokenizer is not None:
             tokenizer.model_max_length = new_num_position_embeddings
+
+
+@dataclass
+class SKTformerModelOutput(BaseModelOutput):
+    """
+    What the encoder returns.
+
+    Args:
+        last_hidden_state (`torch.Tensor` of shape `(batch_size, sequence_length, hidden_size)`): Of every token.
+        hidden_states, attentions: As in `BaseModelOutput`, see [`SKTformerModel.forward`].
+        landmark_positions (`tuple` of `torch.LongTensor` of shape `(batch_size, num_landmarks)`, *optional*):
+            With the attentions of each layer, the places in the input that their last axis stands for; -1 where a
+            short sequence has no further landmark.
+        feature_attentions (`tuple` of `torch.Tensor`, *optional*):
+            Of each layer, `(batch_size, num_heads, head_dim, num_landmark_features)`.
+    """
+
+    landmark_positions: tuple[torch.Tensor, ...] | None = None
+    feature_attentions: tuple[torch.Tensor, ...] | None = None
 
 
 class SKTformerModel(SKTformerPreTrainedModel):
@@ -368,8 +421,8 @@ class SKTformerModel(SKTformerPreTrainedModel):
         token_type_ids: torch.Tensor | None = None,
         position_ids: torch.Tensor | None = None,
         inputs_embeds: torch.Tensor | None = None,
-        **kwargs: Any,
-    ) -> BaseModelOutput:
+        **kwargs: Unpack[SKTformerKwargs],
+    ) -> "SKTformerModelOutput":
         """
         Encode a batch of sequences.
 
@@ -384,19 +437,26 @@ class SKTformerModel(SKTformerPreTrainedModel):
                 Which position embedding each token gets. By default its rank among the real tokens.
             inputs_embeds (`torch.Tensor` of shape `(batch_size, sequence_length, hidden_size)`, *optional*):
                 Embedded tokens instead of `input_ids`.
-            output_hidden_states, output_attentions (`bool`, *optional*):
-                Also return every layer's hidden states; the token branch's attention matrices, each of shape
-                `(batch_size, num_heads, sequence_length, num_landmarks)` with the landmarks in sampled order.
+            output_hidden_states (`bool`, *optional*):
+                Also return every layer's hidden states.
+            output_attentions (`bool`, *optional*):
+                Also return the token branch's attention matrices, each of shape
+                `(batch_size, num_heads, sequence_length, num_landmarks)`, and where these landmarks stand.
+            output_feature_attentions (`bool`, *optional*):
+                Also return the feature branch's attention matrices, each of shape
+                `(batch_size, num_heads, head_dim, num_landmark_features)`.
             return_dict (`bool`, *optional*):
                 Whether to return an output object (the default) or a tuple.
 
         Returns:
-            `BaseModelOutput` with `last_hidden_state` of shape `(batch_size, sequence_length, hidden_size)`.
+            [`SKTformerModelOutput`] with `last_hidden_state` of shape `(batch_size, sequence_length, hidden_size)`.
 
         Raises:
+            TypeError: for a keyword that means nothing here.
             ValueError: if not exactly one of `input_ids` and `inputs_embeds` is given, if the input is longer than
                 `max_position_embeddings`, or if the mask is not a two-dimensional one of the input's shape.
         """
+        self._check_keywords(kwargs)
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("Give exactly one of `input_ids` and `inputs_embeds`.")
         inputs = cast(torch.Tensor, input_ids if inputs_embeds is None else inputs_embeds)
@@ -410,8 +470,10 @@ class SKTformerModel(SKTformerPreTrainedModel):
             inputs_embeds = places.to_front(inputs_embeds)
 
         hidden_states = self.embeddings(input_ids, token_type_ids, position_ids, inputs_embeds)
+        kwargs["return_dict"] = True  # here; the configuration decides for the caller
         outputs = self._encode(hidden_states, None if places is None else places.token_mask, **kwargs)
-
+        if outputs.get("attentions") and self.config.use_token_attention:
+            outputs["landmark_positions"] = self._landmark_positions(inputs.shape[:2], places)
         if places is not None:
             outputs.last_hidden_state = places.restore(outputs.last_hidden_state)
             for name, dim in (("hidden_states", 1), ("attentions", 2)):
@@ -423,9 +485,31 @@ class SKTformerModel(SKTformerPreTrainedModel):
         return outputs
 
     @capture_outputs
-    def _encode(self, hidden_states: torch.Tensor, token_mask: torch.Tensor | None, **kwargs: Any) -> BaseModelOutput:
+    def _encode(self, hidden_states: torch.Tensor, token_mask: torch.Tensor | None, **kwargs) -> BaseModelOutput:
         """Run the stack on sequences whose real tokens stand in front."""
-        return BaseModelOutput(last_hidden_state=self.encoder(hidden_states, token_mask))
+        return SKTformerModelOutput(last_hidden_state=self.encoder(hidden_states, token_mask))
+
+    def _landmark_positions(self, shape: torch.Size, places: "_TokenPlaces | None") -> tuple[torch.Tensor, ...]:
+        """Where the landmarks of every layer stand in the input, `(batch_size, num_landmarks)` each, -1 for none."""
+        batch_size, length = shape
+        mask = None if places is None else places.token_mask
+        sequences = Sequences.from_mask(length, mask, self.dtype)
+        chosen = select_landmarks(self.encoder.landmark_order, self.config.num_landmark_tokens, sequences)
+        if places is None:
+            return tuple(landmarks.positions.expand(batch_size, -1) for landmarks in chosen)
+        positions = [places.places.gather(1, landmarks.positions) for landmarks in chosen]
+        return tuple(
+            places_of_layer.masked_fill(~cast(torch.Tensor, landmarks.mask), -1)
+            for places_of_layer, landmarks in zip(positions, chosen, strict=True)
+        )
+
+    def _check_keywords(self, keywords: Iterable[str]) -> None:
+        known = SKTformerKwargs.__annotations__
+        for keyword in set(keywords) - set(known):
+            expected = [*inspect.signature(type(self).forward).parameters, *known]
+            similar = difflib.get_close_matches(keyword, expected, n=1)
+            hint = f"; did you mean `{similar[0]}`?" if similar else "."
+            raise TypeError(f"SKTformer takes no keyword `{keyword}`{hint}")
 
     def _check_inputs(self, shape: torch.Size, attention_mask: torch.Tensor | None) -> None:
         length, longest = shape[1], self.config.max_position_embeddings
@@ -504,12 +588,7 @@ class SKTformerPredictionHead(nn.Module):
 
 
 class SKTformerForMaskedLM(SKTformerPreTrainedModel):
-    """
-    SKTformer with a masked language modelling head.
-
-    Args:
-        config ([`SKTformerConfig`]): Sizes and switches.
-    """
+    """SKTformer with a masked language modelling head."""
 
     _auto_class = "AutoModelForMaskedLM"
     _tied_weights_keys = {"decoder.weight": "sktformer.embeddings.word_embeddings.weight"}
@@ -536,7 +615,7 @@ class SKTformerForMaskedLM(SKTformerPreTrainedModel):
         position_ids: torch.Tensor | None = None,
         inputs_embeds: torch.Tensor | None = None,
         labels: torch.Tensor | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[SKTformerKwargs],
     ) -> MaskedLMOutput:
         """
         Predict masked tokens. Inputs as in [`SKTformerModel.forward`].
@@ -549,15 +628,8 @@ class SKTformerForMaskedLM(SKTformerPreTrainedModel):
             `MaskedLMOutput` with `logits` of shape `(batch_size, sequence_length, vocab_size)`; in training with
             labels and `config.sparse_prediction` of shape `(num_labelled_tokens, vocab_size)`.
         """
-        outputs = self.sktformer(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            token_type_ids=token_type_ids,
-            position_ids=position_ids,
-            inputs_embeds=inputs_embeds,
-            return_dict=True,
-            **kwargs,
-        )
+        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        outputs = self.sktformer(*inputs, return_dict=True, **kwargs)
         hidden_states = outputs.last_hidden_state
         if labels is not None and self.training and self.config.sparse_prediction:
             labelled = labels != IGNORE_INDEX
@@ -573,7 +645,7 @@ class SKTformerForMaskedLM(SKTformerPreTrainedModel):
 
 class SKTformerClassificationHead(nn.Module):
     """
-    Scores of a sequence: its first real token or the mean of all (`classifier_pooling`), linear, tanh, dropout, linear.
+    Scores of a sequence: its first real token or the mean of all (`classifier_pooling`), linear, tanh, linear.
 
     It is called `classifier` in the models, which is what adapters' libraries train and save beside the adapter.
     """
@@ -619,12 +691,7 @@ def _build_classifier_dropout(config: SKTformerConfig) -> nn.Dropout:
 
 
 class SKTformerForSequenceClassification(SKTformerPreTrainedModel):
-    """
-    SKTformer with a sequence classification or regression head.
-
-    Args:
-        config ([`SKTformerConfig`]): Sizes and switches; `num_labels`, `problem_type`, `classifier_pooling`.
-    """
+    """SKTformer with a sequence classification or regression head."""
 
     _auto_class = "AutoModelForSequenceClassification"
 
@@ -644,7 +711,7 @@ class SKTformerForSequenceClassification(SKTformerPreTrainedModel):
         position_ids: torch.Tensor | None = None,
         inputs_embeds: torch.Tensor | None = None,
         labels: torch.Tensor | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[SKTformerKwargs],
     ) -> SequenceClassifierOutput:
         """
         Classify sequences. Inputs as in [`SKTformerModel.forward`].
@@ -660,15 +727,8 @@ class SKTformerForSequenceClassification(SKTformerPreTrainedModel):
         Raises:
             ValueError: if the labels do not fit the logits.
         """
-        outputs = self.sktformer(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            token_type_ids=token_type_ids,
-            position_ids=position_ids,
-            inputs_embeds=inputs_embeds,
-            return_dict=True,
-            **kwargs,
-        )
+        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        outputs = self.sktformer(*inputs, return_dict=True, **kwargs)
         logits = self.classifier(outputs.last_hidden_state, attention_mask)
         loss = None
         if labels is not None:
@@ -680,12 +740,7 @@ class SKTformerForSequenceClassification(SKTformerPreTrainedModel):
 
 
 class SKTformerForTokenClassification(SKTformerPreTrainedModel):
-    """
-    SKTformer with a token classification head.
-
-    Args:
-        config ([`SKTformerConfig`]): Sizes and switches; `num_labels`.
-    """
+    """SKTformer with a token classification head."""
 
     _auto_class = "AutoModelForTokenClassification"
 
@@ -706,7 +761,7 @@ class SKTformerForTokenClassification(SKTformerPreTrainedModel):
         position_ids: torch.Tensor | None = None,
         inputs_embeds: torch.Tensor | None = None,
         labels: torch.Tensor | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[SKTformerKwargs],
     ) -> TokenClassifierOutput:
         """
         Classify tokens. Inputs as in [`SKTformerModel.forward`].
@@ -718,15 +773,8 @@ class SKTformerForTokenClassification(SKTformerPreTrainedModel):
         Returns:
             `TokenClassifierOutput` with `logits` of shape `(batch_size, sequence_length, num_labels)`.
         """
-        outputs = self.sktformer(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            token_type_ids=token_type_ids,
-            position_ids=position_ids,
-            inputs_embeds=inputs_embeds,
-            return_dict=True,
-            **kwargs,
-        )
+        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        outputs = self.sktformer(*inputs, return_dict=True, **kwargs)
         logits = self.classifier(self.dropout(outputs.last_hidden_state))
         loss = None
         if labels is not None:
@@ -737,12 +785,7 @@ class SKTformerForTokenClassification(SKTformerPreTrainedModel):
 
 
 class SKTformerForQuestionAnswering(SKTformerPreTrainedModel):
-    """
-    SKTformer with a span head: where an answer starts and ends. It never points at padding.
-
-    Args:
-        config ([`SKTformerConfig`]): Sizes and switches.
-    """
+    """SKTformer with a span head: where an answer starts and ends. It never points at padding."""
 
     _auto_class = "AutoModelForQuestionAnswering"
 
@@ -763,7 +806,7 @@ class SKTformerForQuestionAnswering(SKTformerPreTrainedModel):
         inputs_embeds: torch.Tensor | None = None,
         start_positions: torch.Tensor | None = None,
         end_positions: torch.Tensor | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[SKTformerKwargs],
     ) -> QuestionAnsweringModelOutput:
         """
         Point at answers. Inputs as in [`SKTformerModel.forward`].
@@ -776,15 +819,8 @@ class SKTformerForQuestionAnswering(SKTformerPreTrainedModel):
             `QuestionAnsweringModelOutput` with `start_logits` and `end_logits` of shape
             `(batch_size, sequence_length)`, the lowest finite value at padding.
         """
-        outputs = self.sktformer(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            token_type_ids=token_type_ids,
-            position_ids=position_ids,
-            inputs_embeds=inputs_embeds,
-            return_dict=True,
-            **kwargs,
-        )
+        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        outputs = self.sktformer(*inputs, return_dict=True, **kwargs)
         logits = self.qa_outputs(self.dropout(outputs.last_hidden_state))
         if attention_mask is not None:
             logits = logits.masked_fill(~attention_mask.bool().unsqueeze(-1), torch.finfo(logits.dtype).min)
@@ -809,12 +845,7 @@ def _ignore_outside(positions: torch.Tensor, length: int) -> torch.Tensor:
 
 
 class SKTformerForMultipleChoice(SKTformerPreTrainedModel):
-    """
-    SKTformer with a multiple choice head: scores each choice, a softmax picks one.
-
-    Args:
-        config ([`SKTformerConfig`]): Sizes and switches; `classifier_pooling`.
-    """
+    """SKTformer with a multiple choice head: scores each choice, a softmax picks one."""
 
     _auto_class = "AutoModelForMultipleChoice"
 
@@ -833,7 +864,7 @@ class SKTformerForMultipleChoice(SKTformerPreTrainedModel):
         position_ids: torch.Tensor | None = None,
         inputs_embeds: torch.Tensor | None = None,
         labels: torch.Tensor | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[SKTformerKwargs],
     ) -> MultipleChoiceModelOutput:
         """
         Choose between candidates. Inputs as in [`SKTformerModel.forward`] with an axis of choices after the batch:
@@ -851,15 +882,8 @@ class SKTformerForMultipleChoice(SKTformerPreTrainedModel):
             None if values is None else values.flatten(0, 1)
             for values in (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
         )
-        outputs = self.sktformer(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            token_type_ids=token_type_ids,
-            position_ids=position_ids,
-            inputs_embeds=inputs_embeds,
-            return_dict=True,
-            **kwargs,
-        )
+        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        outputs = self.sktformer(*inputs, return_dict=True, **kwargs)
         scores = self.classifier(outputs.last_hidden_state, attention_mask)
         logits = scores.view(-1, num_choices)
         loss = None

@@ -81,7 +81,7 @@ def select_landmarks(landmark_order: torch.Tensor, num_landmarks: int, sequences
         `list` of [`Landmarks`], one for each layer, of `min(num_landmarks, sequence_length)` landmarks.
     """
     num_landmarks = min(num_landmarks, sequences.length)
-    num_layers, num_positions = landmark_order.shape
+    num_positions = landmark_order.shape[1]
     ranks = landmark_order.argsort(dim=-1)[:, : sequences.length]  # the inverse permutations
     if sequences.token_mask is None:
         positions = ranks.topk(num_landmarks, largest=False, sorted=True).indices

@@ -71,7 +71,7 @@ def fourier_convolution(
 
 
 def multiply_complex(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
-    """The product of complex tensors, in real numbers for compilers and exporters, which do not know or fuse others."""
+    """The product of complex tensors, in real numbers for compilers and exporters, which fuse or know no others."""
     if not torch.compiler.is_compiling():
         return first * second
     (real, imag), (gain_real, gain_imag) = (torch.view_as_real(factor).unbind(-1) for factor in (first, second))

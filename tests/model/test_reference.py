@@ -11,9 +11,8 @@ from modeling_sktformer import (
     SKTformerModel,
     attention,
     circle,
+    kernels,
 )
-from modeling_sktformer.cpu_attention import combine_normalized
-from modeling_sktformer.kernels import KERNELS, Kernel
 from modeling_sktformer.smoothing import fourier_convolution
 from support.builders import MODELS, assert_equal, call, gradients, make_batch, make_model, token_outputs
 from support.reference import (
@@ -85,13 +84,22 @@ def naive_loss_and_outputs(model, batch, training):
     return naive_cross_entropy(logits, labels["labels"].tolist()), logits
 
 
-@pytest.fixture(params=["modules", "weights", "products of waves", "folded transforms"], autouse=True)
+@pytest.fixture(params=["called", "fused", "read", "products of waves", "folded transforms"], autouse=True)
 def form(request, monkeypatch) -> None:
-    """Every test in every form that the equations are computed in, whichever the sizes of the test make worth it."""
-    monkeypatch.setattr(attention, "is_plain", lambda *module: request.param != "modules")
+    """
+    Every test in every form that the equations are computed in, whichever the sizes of the test make worth it.
+
+    Projections are called, without and with the fused kernel for the token branch, or their weights are read, with
+    plain code alone; then with all kernels, and the stem folded into the filters in both of its forms.
+    """
+    read = request.param not in ("called", "fused")
+    monkeypatch.setattr(attention, "is_plain", lambda module, kind: read)
     folded = request.param in ("products of waves", "folded transforms")
-    monkeypatch.setattr(circle, "MAX_PRODUCT_POSITIONS", 512 if request.param == "products of waves" else 0)
     monkeypatch.setattr(circle, "count_multiply_adds", lambda *sizes: (1, 0) if folded else (0, 1))
+    monkeypatch.setattr(circle, "MAX_PRODUCT_POSITIONS", 512 if request.param == "products of waves" else 0)
+    monkeypatch.setattr(kernels, "takes_fewer_multiply_adds", lambda *inputs: folded)
+    if request.param == "fused":
+        monkeypatch.setattr(attention.SkeletonAttention, "is_fused", lambda self: self.config.use_token_attention)
 
 
 @pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
@@ -164,20 +172,28 @@ def test_fourier_convolution_is_the_circular_sum(length, num_positions):
         assert_equal(got, want)
 
 
-def test_attentions_are_the_token_branch():
+def test_attentions_are_the_token_branch(form, request):
+    if "fused" in request.node.name:
+        pytest.skip("a fused kernel returns no attention matrix")
     model = make_model(SKTformerModel, num_hidden_layers=1)
     batch = make_batch([16, 9, 3])
     output = model(**batch.inputs(), output_attentions=True, output_hidden_states=True)
     weights = weights_of(model)
+    first = under(weights, "encoder.layers.0")
     (attentions,) = output.attentions
     assert attentions.shape == (3, 2, 16, 5)
     inputs = [
-        naive_layer_norm(under(weights, "encoder.layers.0.attention_norm"), output.hidden_states[0][row, :length], 1e-5)
+        naive_layer_norm(
+            under(weights, "encoder.layers.0.attention_norm"), output.hidden_states[0][row, :length], 1e-5
+        )
         for row, length in enumerate([16, 9, 3])
     ]
-    smoothed = naive_smoother(under(weights, "encoder.layers.0.smoother"), model.config, inputs, training=False)
+    smoothed = naive_smoother(under(first, "smoother"), model.config, inputs, training=False)
     for row, states in enumerate(smoothed):
-        layer = {**under(weights, "encoder.layers.0.attention"), "landmark_order": weights["encoder.landmark_order"][0]}
+        layer = {
+            **under(weights, "encoder.layers.0.attention"),
+            "landmark_order": weights["encoder.landmark_order"][0],
+        }
         _, heads = naive_skeleton_attention(layer, model.config, states)
         for head, expected in enumerate(heads):
             num_tokens, num_landmarks = expected.shape
