@@ -28,7 +28,7 @@ from experiments.arguments import CONFIGURATION, Command, UserError, parse_comma
 from experiments.classification.data import TextArguments, TextData, load_texts
 from experiments.classification.labels import SINGLE, checkpoint_problem, format_names
 from experiments.classification.metrics import METRICS, compute_metrics, measure, measure_baselines, probabilities
-from experiments.classification.report import format_results, write_answers, write_text_card
+from experiments.classification.report import format_results, record_test_scores, write_answers, write_text_card
 from experiments.fine_tuning import FineTuningArguments, Job, best_trial, check_job, fingerprint_rows, predict, run_job
 from experiments.models import CheckpointArguments, LoraArguments, add_lora, load_classifier
 from experiments.results import write_atomically, write_json
@@ -103,6 +103,7 @@ def main() -> None:
     if training.should_save and results:
         write_json(folder / "report.json", results)
         write_atomically(folder / "report.md", format_results(results) + "\n")
+        record_test_scores(folder, results)
         print(format_results(results))
     progress.leave_process_group()
 

@@ -34,8 +34,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from accelerate import PartialState
 from datasets import Dataset
+from torch import nn
 from tqdm import tqdm
 from transformers import EarlyStoppingCallback, EvalPrediction, PreTrainedModel, set_seed
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, IntervalStrategy
@@ -64,6 +66,10 @@ logger = logging.getLogger(__name__)
 _SEVERAL_TRIALS = ("seeds", "search", "search_epochs", "search_learning_rates", "search_batch_sizes")
 # What a trial may have of its own, and what it is called in the trial's name.
 _SHORT_NAMES = {"seed": "seed", "num_train_epochs": "epochs", "learning_rate": "rate", "global_batch_size": "batch"}
+# What may be done about a new head.
+_HEAD = ("head_learning_rate", "calibrate_head")
+# So many examples say how the inputs of a head vary.
+_CALIBRATION_EXAMPLES = 256
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
 
 
@@ -79,6 +85,12 @@ class FineTuningArguments(RunArguments):
     search_batch_sizes: list[int] = field(default_factory=lambda: [16, 32], metadata={"help": "Global batches."})
     early_stopping_patience: int | None = field(
         default=None, metadata={"help": "Stop after so many evaluations without a better one; the best model is kept."}
+    )
+    head_learning_rate: float | None = field(
+        default=None, metadata={"help": "Rate of what stands behind the encoder; by default --learning_rate."}
+    )
+    calibrate_head: bool = field(
+        default=False, metadata={"help": "Scale a new head by what it reads of some training examples."}
     )
 
     def __post_init__(self) -> None:
@@ -153,6 +165,20 @@ class FineTuningTrainer(ExperimentTrainer):
         # Most do not, and accumulating gradients over n batches would then multiply their gradients by n.
         self.model_accepts_loss_kwargs = False
 
+    def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
+        """Make the optimizer, in which a head may have a rate of its own."""
+        optimizer = super().create_optimizer(*args, **kwargs)
+        rate = self.args.head_learning_rate
+        if rate is not None:
+            model = self.accelerator.unwrap_model(self.model)
+            encoder = getattr(model, "get_base_model", lambda: model)().base_model
+            slow = {parameter for name, parameter in encoder.named_parameters() if "pooler" not in name}
+            for group in optimizer.param_groups[:]:
+                fast = [parameter for parameter in group["params"] if parameter not in slow]
+                group["params"] = [parameter for parameter in group["params"] if parameter in slow]
+                optimizer.add_param_group({**group, "params": fast, "lr": rate})
+        return optimizer
+
 
 class BestOnEvaluation(EarlyStoppingCallback):
     """Keeps an eye on the best checkpoint, and goes on with it where a run was cut short."""
@@ -205,7 +231,7 @@ def plan_trials(folder: Path, training: FineTuningArguments, decides: dict[str, 
             batch = values["global_batch_size"]
             args.per_device_train_batch_size = min(args.per_device_train_batch_size, max(1, batch // args.world_size))
             args.gradient_accumulation_steps = accumulation_steps(args, batch)
-        trials.append(Trial(folder / name, values, args, training_identity(args, decides)))
+        trials.append(Trial(folder / name, values, args, _identity(args, decides)))
     return trials
 
 
@@ -276,6 +302,8 @@ def run_trial(job: Job, trial: Trial, arguments: dict[str, Any], is_announced: b
     args.run_name = " ".join(filter(None, (args.run_name, job.name, trial.name)))
     set_seed(args.seed)
     model = job.build_model()
+    if trains and args.calibrate_head:
+        calibrate_head(model.to(args.device), job.splits["train"], job.collator)
     if not is_announced:
         counts = ", ".join(f"{name} {len(examples):,}" for name, examples in job.splits.items())
         announce(
@@ -333,6 +361,38 @@ def run_trial(job: Job, trial: Trial, arguments: dict[str, Any], is_announced: b
     finish_trackers(args)
     upload_run(args, trial.folder, f"Fine-tuned on {job.title}")
     PartialState().wait_for_everyone()
+
+
+def calibrate_head(model: nn.Module, examples: Dataset, collator: Callable[[list[Any]], dict[str, Any]]) -> None:
+    """
+    Make the first layer of a new head give outputs of mean 0 and variance 1, each over some of the examples.
+
+    What is pooled over many tokens differs little from one text to the next, so that a head with small weights takes
+    most of a short training to begin to tell texts apart. After Section 3 of [All you need is a good
+    init](https://arxiv.org/abs/1511.06422), with the mean taken out too.
+    """
+    outputs: dict[nn.Linear, list[torch.Tensor]] = {}
+
+    def note(layer: nn.Linear, _: Any, output: torch.Tensor) -> None:
+        if output.dim() == 2:  # one vector for an example, and not one for each of its tokens
+            outputs.setdefault(layer, []).append(output)
+
+    hooks = [layer.register_forward_hook(note) for layer in model.modules() if isinstance(layer, nn.Linear)]
+    device = next(model.parameters()).device
+    chosen = examples.select(range(0, len(examples), -(-len(examples) // _CALIBRATION_EXAMPLES)))
+    model.eval()
+    with torch.no_grad():
+        for rows in chosen.batch(8):
+            batch = collator([dict(zip(rows, row, strict=True)) for row in zip(*rows.values(), strict=True)])
+            model(**{name: value.to(device) for name, value in batch.items()})
+        for hook in hooks:
+            hook.remove()
+        if outputs:
+            layer, read = next((layer, torch.cat(of_batches)) for layer, of_batches in outputs.items())
+            scale = read.std(dim=0).clamp(min=1e-6).reciprocal()
+            layer.weight.mul_(scale.unsqueeze(1))
+            if layer.bias is not None:
+                layer.bias.sub_(read.mean(dim=0)).mul_(scale)
 
 
 def predict(
@@ -397,9 +457,15 @@ def summarise_trials(results: Sequence[dict[str, Any]], search: bool, facts: dic
     }
 
 
+def _identity(training: FineTuningArguments, decides: dict[str, Any]) -> RunIdentity:
+    """The identity of a run, which knows of a head's treatment only where one is asked for."""
+    asked = {name: value for name in _HEAD if training.do_train and (value := getattr(training, name))}
+    return training_identity(training, decides | asked)
+
+
 def _job_identity(training: FineTuningArguments, decides: dict[str, Any]) -> RunIdentity:
     """The identity of a job's folder: of several trials it leaves out in what they differ."""
-    identity = training_identity(training, decides)
+    identity = _identity(training, decides)
     if not training.search and training.seeds == 1:
         return identity
     differing = ("learning_rate", "global_batch_size") if training.search else ("seed",)

@@ -21,6 +21,7 @@ from experiments.fine_tuning import (
     FineTuningTrainer,
     Job,
     best_trial,
+    calibrate_head,
     check_job,
     fingerprint_rows,
     plan_trials,
@@ -520,6 +521,35 @@ def test_every_trial_is_a_run_in_trackers(tmp_path, monkeypatch):
     run(tmp_path / "run", seeds=2, run_name="mine")
     run(tmp_path / "one")
     assert ended == ["mine bytes seed 3", "mine bytes seed 4", "bytes seed 3"]
+
+
+def test_a_new_head_begins_where_texts_differ(tmp_path):
+    model, examples = make_job().build_model(), make_examples(64, 1)
+    pooled = []
+    calibrate_head(model, examples, pad)
+    model.pooler.dense.register_forward_hook(lambda layer, inputs, output: pooled.append(output))
+    model.eval()(**pad(list(examples)))
+    assert torch.allclose(pooled[0].mean(dim=0), torch.zeros(1), atol=1e-4)
+    assert torch.allclose(pooled[0].std(dim=0), torch.ones(1), atol=1e-3)
+    run(tmp_path / "run", calibrate_head=True, learning_rate=0.0)
+    dense = weights(tmp_path / "run")["pooler.dense.weight"]
+    assert dense.std() > 5 * make_config().initializer_range
+    with pytest.raises(UserError, match="calibrate_head: True there, none here"):
+        run(tmp_path / "run", learning_rate=0.0)
+
+
+def test_a_head_may_have_a_rate_of_its_own(tmp_path, cut, monkeypatch):
+    values = {"learning_rate": 0.0, "head_learning_rate": 1e-2}
+    whole = run(tmp_path / "whole", **values)
+    run(tmp_path / "start", learning_rate=0.0)
+    start, end = weights(tmp_path / "start"), weights(tmp_path / "whole")
+    changed = {name.split(".")[0] for name in start if not torch.equal(start[name], end[name])}
+    assert changed == {"pooler", "classifier"}
+    cut(3)
+    with pytest.raises(Stopped):
+        run(tmp_path / "run", **values)
+    monkeypatch.undo()
+    assert losses(run(tmp_path / "run", **values)) == losses(whole)
 
 
 def test_numbers_that_are_none_do_not_reach_the_metrics(tmp_path, monkeypatch):

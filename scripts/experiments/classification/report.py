@@ -14,7 +14,8 @@ from experiments.classification.labels import MULTI, SINGLE, Problem, format_nam
 from experiments.classification.metrics import METRICS, average_documents, decide
 from experiments.model_card import CardFacts, format_scores, write_card
 from experiments.plots import plot_confusion_matrix
-from experiments.results import write_atomically
+from experiments.results import read_json, write_atomically, write_json
+from experiments.run_folder import METRICS_FILE
 
 
 def write_answers(folder: Path, data: TextData, name: str, chances: np.ndarray) -> None:
@@ -54,6 +55,19 @@ def write_answers(folder: Path, data: TextData, name: str, chances: np.ndarray) 
 def format_results(results: Mapping[str, Mapping[str, float]]) -> str:
     """A table of metrics: a row for each model and part."""
     return format_scores({row: {key: f"{value:.4f}" for key, value in v.items()} for row, v in results.items()})
+
+
+def record_test_scores(folder: Path, results: Mapping[str, Mapping[str, float]]) -> None:
+    """Add what was measured on the test part, if it has labels, to the run's metrics."""
+    scores = {row.removeprefix("test, "): values for row, values in results.items() if row.startswith("test, ")}
+    if not scores:
+        return
+    found = {f"test_{name}": value for name, value in scores.pop("this model").items()}
+    for name, added in (("all_results.json", found), (METRICS_FILE, found | {"test_baselines": scores})):
+        known = read_json(folder / name) if (folder / name).is_file() else {}
+        # Metrics without a training or an evaluation would make a finished run of a prediction.
+        if known | added != known and (known or name != METRICS_FILE):
+            write_json(folder / name, known | added)
 
 
 def write_text_card(

@@ -21,6 +21,7 @@ class ComparisonArguments:
 
     table: str = field(metadata={"help": "The table; written first, it needs no flag."})
     data_dir: str | None = field(default=None, metadata={"help": "Local folder of the tasks' data."})
+    test_file: list[str] | None = field(default=None, metadata={"help": "Labelled texts that nothing is chosen by."})
     seeds: list[int] = field(default_factory=lambda: [0, 1, 2], metadata={"help": "Every row is run with each."})
     learning_rates: list[float] | None = field(
         default=None, metadata={"help": "Every row gets the best of these, by default of the table's."}
@@ -67,6 +68,7 @@ class Case:
     name: str = ""  # in the names of folders
     flags: tuple[str, ...] = ()
     max_steps: int | None = None  # where no recipe says it
+    rows: tuple[str, ...] = ()  # the only ones that can be run on it; by default all
 
     @property
     def key(self) -> str:
@@ -148,7 +150,7 @@ class _StageRuns:
     def run(self) -> Outcomes:
         """Choose learning rates; then run all rows with the first seed, all with the second, and so on."""
         rates = self.stage.learning_rates and (self.arguments.learning_rates or self.stage.learning_rates)
-        cells = [(name, case) for case in self.stage.cases for name in self.rows]
+        cells = [(name, case) for case in self.stage.cases for name in self.rows if name in (case.rows or self.rows)]
         tried = {
             (name, case.key): {
                 rate: self.plan(name, replace(case, max_steps=self.arguments.search_steps or case.max_steps), rate)
