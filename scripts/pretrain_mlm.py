@@ -16,7 +16,7 @@ that was cut short, and --max_steps may have grown meanwhile.
 import logging
 import math
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,78 +24,60 @@ from accelerate import PartialState
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, set_seed
 from transformers.trainer_pt_utils import AcceleratorConfig
 
-from experiments.arguments import CONFIGURATION, Command, UserError, parse_command, run_script
-from experiments.models import ModelArguments, build_config, build_masked_lm, fingerprint_checkpoint, load_tokenizer
+from experiments import models
+from experiments import training as progress
+from experiments.arguments import CONFIGURATION, Command, UserError, flag, parse_command, run_script
 from experiments.results import describe_environment
-from experiments.run_folder import (
-    RunIdentity,
-    check_run_folder,
-    claim_run_folder,
-    find_checkpoint,
-    recorded_arguments,
-)
+from experiments.run_folder import check_run_folder, claim_run_folder, find_checkpoint, recorded_arguments
 from experiments.text.blocks import MASKED_LM_TOKENS, Blocks, MaskedLMArguments, load_blocks, train_tokenizer_once
 from experiments.text.corpus import Corpus, CorpusArguments, load_corpus
 from experiments.text.examples import show_predictions
 from experiments.text.masked_lm import MaskedLMTrainer, MaskingCollator, MaskNumbering, mask_once
 from experiments.text.report import write_report
-from experiments.training import (
-    RunArguments,
-    StepTimer,
-    announce,
-    describe_devices,
-    describe_model,
-    describe_recipe,
-    describe_steps,
-    finish_trackers,
-    leave_process_group,
-    prepare,
-    training_identity,
-    upload_run,
-)
 
 
 logger = logging.getLogger("pretrain_mlm")
 
 
 @dataclass
-class PretrainingArguments(RunArguments):
+class PretrainingArguments(progress.RunArguments):
     """The arguments of a pre-training run."""
 
-    output_dir: str | None = field(default="runs/pretrain", metadata={"help": "Folder of the run."})
+    output_dir: str | None = flag("runs/pretrain", "Folder of the run.")
 
 
-ARGUMENTS = (ModelArguments, CorpusArguments, MaskedLMArguments, PretrainingArguments)
+ARGUMENTS = (models.ModelArguments, CorpusArguments, MaskedLMArguments, PretrainingArguments)
 
 
 def main() -> None:
     recipes = CONFIGURATION / "pretrain"
     command = parse_command(ARGUMENTS, __doc__, recipes / "base.yaml", recipes / "quickstart.yaml")
     model_arguments, corpus_arguments, mlm_arguments, training = command.groups
-    prepare(training, command.given)
+    progress.prepare(training, command.given)
     set_seed(training.seed)
     check_stages(training, model_arguments, corpus_arguments)
 
     # Everything that can be wrong with the arguments is found before the folder is touched.
     corpus = load_corpus(corpus_arguments)
-    announce(
-        recipe=describe_recipe(command.recipes, training),
-        devices=describe_devices(training),
-        **({"note": " ".join(command.notes)} if command.notes else {}),
+    progress.announce(
+        recipe=progress.describe_recipe(command.recipes, training),
+        devices=progress.describe_devices(training),
+        note=" ".join(command.notes),
     )
+    length = mlm_arguments.max_seq_length
     named = mlm_arguments.tokenizer_name or model_arguments.model_name_or_path
     if named:
         revision = "main" if mlm_arguments.tokenizer_name else model_arguments.model_revision
-        tokenizer = load_tokenizer(named, model_arguments.trust_remote_code, MASKED_LM_TOKENS, revision)
-        model = build_masked_lm(model_arguments, tokenizer, mlm_arguments.max_seq_length, training.seed)
+        tokenizer = models.load_tokenizer(named, model_arguments.trust_remote_code, MASKED_LM_TOKENS, revision)
+        model = models.build_masked_lm(model_arguments, tokenizer, length, training.seed)
     else:
-        build_config(model_arguments, mlm_arguments.vocab_size, mlm_arguments.max_seq_length, 0, training.seed)
+        models.build_config(model_arguments, mlm_arguments.vocab_size, length, 0, training.seed)
     identity = run_identity(command, corpus)
     folder = str(training.output_dir)
     if check_run_folder(folder, identity, training.overwrite, command.paths()) == "finished":
         logger.info("%s holds this run, finished; give more --max_steps to go on, or --overwrite.", folder)
-        upload_run(training, folder, "Pre-trained")
-        return leave_process_group()
+        progress.upload_run(training, folder, "Pre-trained")
+        return progress.leave_process_group()
     PartialState().wait_for_everyone()  # before the first process empties the folder that the others look at
     with ExitStack() as stack:
         with training.main_process_first(local=False):
@@ -104,15 +86,15 @@ def main() -> None:
                 stack.enter_context(claim_run_folder(folder, identity, started, training.overwrite))
         if not named:
             tokenizer = train_tokenizer_once(Path(folder) / "tokenizer", corpus, mlm_arguments)
-            model = build_masked_lm(model_arguments, tokenizer, mlm_arguments.max_seq_length, training.seed)
+            model = models.build_masked_lm(model_arguments, tokenizer, length, training.seed)
         readers = training.world_size * max(1, training.dataloader_num_workers)
         model_type = model.config.model_type
         blocks = load_blocks(corpus, tokenizer, model_type, corpus_arguments, mlm_arguments, training.seed, readers)
         train(command, model, tokenizer, corpus, blocks)
-    leave_process_group()
+    progress.leave_process_group()
 
 
-def check_stages(training: RunArguments, model: ModelArguments, corpus: CorpusArguments) -> None:
+def check_stages(training: PretrainingArguments, model: models.ModelArguments, corpus: CorpusArguments) -> None:
     """Refuse combinations that would train something else than what was asked, or nothing at all."""
     if training.do_predict:
         raise UserError("--do_predict is for labels, which pre-training has none of; leave it out.")
@@ -125,19 +107,20 @@ def check_stages(training: RunArguments, model: ModelArguments, corpus: CorpusAr
         cast(AcceleratorConfig, training.accelerator_config).dispatch_batches = False
 
 
-def run_identity(command: Command, corpus: Corpus) -> RunIdentity:
+def run_identity(command: Command, corpus: Corpus) -> progress.RunIdentity:
     """What decides the result of a run: the text, the model, the masks and the optimisation."""
     model, reading, mlm, training = command.groups
     decides = {"data": corpus.fingerprint, "streaming": reading.streaming}
     # How much is evaluated decides nothing of a training.
     unused = ("tokenizer_name", "max_eval_samples") if training.do_train else ("tokenizer_name",)
-    decides |= {name: value for name, value in asdict(mlm).items() if name not in unused}
+    decides |= {name: value for name, value in vars(mlm).items() if name not in unused}
     decides |= {"probabilities": reading.probabilities, "one_document_per_block": reading.one_document_per_block}
-    decides |= {name: getattr(model, name) for name in ("config_name", "model_type", "config_overrides")}
+    decides["config_name"] = models.fingerprint_config(model.config_name)
+    decides |= {"model_type": model.model_type, "config_overrides": model.config_overrides}
     origin = model.model_name_or_path
-    decides["checkpoint"] = origin and fingerprint_checkpoint(origin, model.model_revision)
-    decides["tokenizer"] = mlm.tokenizer_name and fingerprint_checkpoint(mlm.tokenizer_name, "main")
-    return training_identity(training, decides)
+    decides["checkpoint"] = origin and models.fingerprint_checkpoint(origin, model.model_revision)
+    decides["tokenizer"] = mlm.tokenizer_name and models.fingerprint_checkpoint(mlm.tokenizer_name, "main")
+    return progress.training_identity(training, decides)
 
 
 def train(
@@ -146,25 +129,24 @@ def train(
     """Train, evaluate, and leave the checkpoint with its report."""
     model_arguments, _, mlm_arguments, training = command.groups
     origin = model_arguments.model_name_or_path
-    announce(
-        model=describe_model(model, f"from {origin}" if origin else f"new, {model_arguments.config_name}"),
+    progress.announce(
+        model=progress.describe_model(model, f"from {origin}" if origin else f"new, {model_arguments.config_name}"),
         data=blocks.description,
-        steps=describe_steps(training, None if blocks.is_stream else len(blocks.train)),
+        steps=progress.describe_steps(training, None if blocks.is_stream else len(blocks.train)),
     )
-    probability = mlm_arguments.mlm_probability
     collator = MaskingCollator(
         tokenizer=tokenizer,
-        mlm_probability=probability,
+        mlm_probability=mlm_arguments.mlm_probability,
         seed=training.seed,
         process_index=training.process_index,
         num_processes=training.world_size,
     )
-    timer = StepTimer()
+    timer = progress.StepTimer()
     trainer = MaskedLMTrainer(
         model=model,
         args=training,
         train_dataset=blocks.train,
-        eval_dataset=mask_once(blocks.evaluation, tokenizer, probability, seed=0),
+        eval_dataset=mask_once(blocks.evaluation, tokenizer, mlm_arguments.mlm_probability, seed=0),
         data_collator=collator,
         processing_class=tokenizer,
         callbacks=[timer, MaskNumbering(collator)],
@@ -191,8 +173,8 @@ def train(
         trainer.save_state()
     if trainer.is_world_process_zero():
         write_report(trainer, metrics, corpus, examples[0], recorded_arguments(command.given))
-    finish_trackers(training)
-    upload_run(training, str(training.output_dir), "Pre-trained")
+    progress.finish_trackers(training)
+    progress.upload_run(training, str(training.output_dir), "Pre-trained")
 
 
 if __name__ == "__main__":

@@ -7,9 +7,9 @@ Without a corpus the vocabulary is trained on the documentation of the Python in
 """
 
 import logging
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass
 
-from experiments.arguments import UserError, parse_args, run_script
+from experiments.arguments import flag, parse_args, require_at_least, run_script
 from experiments.text.corpus import CorpusArguments, load_corpus
 from experiments.text.tokenizer import MAX_CHARACTERS, check_output_dir, sample_texts, save_tokenizer, train_wordpiece
 
@@ -21,23 +21,20 @@ logger = logging.getLogger(__name__)
 class TokenizerArguments:
     """Flags of the tokenizer itself."""
 
-    output_dir: str = field(metadata={"help": "Folder to write the tokenizer to."})
-    vocab_size: int = field(default=30522, metadata={"help": "Largest number of tokens, special tokens included."})
-    lowercase: bool = field(default=True, metadata={"help": "Make the text lower case and strip its accents."})
-    min_frequency: int = field(default=2, metadata={"help": "How often a token must occur to be made."})
-    max_characters: int = field(
-        default=MAX_CHARACTERS,
-        metadata={"help": "Train on so much of the text, spread evenly over it (of a stream: its beginning)."},
+    output_dir: str = flag(MISSING, "Folder to write the tokenizer to.")
+    vocab_size: int = flag(30522, "Largest number of tokens, special tokens included.")
+    lowercase: bool = flag(True, "Make the text lower case and strip its accents.")
+    min_frequency: int = flag(2, "How often a token must occur to be made.")
+    max_characters: int = flag(
+        MAX_CHARACTERS, "Train on so much of the text, spread evenly over it (of a stream: its beginning)."
     )
-    model_max_length: int | None = field(
-        default=None, metadata={"help": "Tokens that the model takes; the tokenizer truncates to it when asked to."}
+    model_max_length: int | None = flag(
+        None, "Tokens that the model takes; the tokenizer truncates to it when asked to."
     )
-    overwrite: bool = field(default=False, metadata={"help": "Replace the tokenizer that is in --output_dir."})
+    overwrite: bool = flag(False, "Replace the tokenizer that is in --output_dir.")
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "min_frequency", "max_characters", "model_max_length"):
-            if (value := getattr(self, name)) is not None and value < 1:
-                raise UserError(f"--{name} is {value}; it must be at least 1.")
+        require_at_least(1, self, "vocab_size", "min_frequency", "max_characters", "model_max_length")
 
 
 def main() -> None:
@@ -47,16 +44,13 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     check_output_dir(arguments.output_dir, arguments.overwrite)
     corpus = load_corpus(corpus_arguments)
-    try:
-        tokenizer = train_wordpiece(
-            sample_texts(corpus.train, arguments.max_characters, corpus.probabilities),
-            arguments.vocab_size,
-            lowercase=arguments.lowercase,
-            min_frequency=arguments.min_frequency,
-            model_max_length=arguments.model_max_length,
-        )
-    except ValueError as error:
-        raise UserError(str(error)) from error
+    tokenizer = train_wordpiece(
+        sample_texts(corpus.train, arguments.max_characters, corpus.probabilities),
+        arguments.vocab_size,
+        lowercase=arguments.lowercase,
+        min_frequency=arguments.min_frequency,
+        model_max_length=arguments.model_max_length,
+    )
     save_tokenizer(tokenizer, arguments.output_dir, arguments.overwrite)
     logger.info("The tokenizer is in %s.", arguments.output_dir)
 

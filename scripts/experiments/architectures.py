@@ -32,10 +32,8 @@ _LARGEST_RATIO = 2.0
 
 def resize_config(model_type: str, sizes: PreTrainedConfig) -> PreTrainedConfig:
     """
-    Another architecture's configuration with the sizes and dropouts of `sizes`, as far as it has fields for them.
-
-    Raises:
-        ValueError: if transformers has no such architecture or it refuses these sizes.
+    Another architecture's configuration with the sizes and dropouts of `sizes`, as far as it has fields for them; a
+    `ValueError` if transformers has no such architecture or it refuses these sizes.
     """
     default = AutoConfig.for_model(model_type)
     values = {other: getattr(sizes, name) for name, others in _SIZES.items() for other in (name, *others)}
@@ -68,11 +66,9 @@ def _takes(config: PreTrainedConfig, name: str, value: Any) -> bool:
 
 def build_comparable_config(model_type: str, sizes: PreTrainedConfig, **fields: Any) -> PreTrainedConfig:
     """
-    The configuration of another architecture's encoder with exactly the sizes of `sizes`, and other fields.
-
-    Raises:
-        UserError: if transformers has no masked-LM encoder of that name, if these sizes cannot be set in it, or if
-            parts that have sizes of their own make it far larger than BERT.
+    The configuration of another architecture's encoder with exactly the sizes of `sizes`, and other fields. Raises a
+    `UserError` if transformers has no masked-LM encoder of that name, if these sizes cannot be set in it, or if parts
+    that have sizes of their own make it far larger than BERT.
     """
     what = f"--model_type {model_type}"
     if model_type not in CONFIG_MAPPING or CONFIG_MAPPING[model_type] not in MODEL_FOR_MASKED_LM_MAPPING:

@@ -42,6 +42,18 @@ class UserError(ValueError):
     """A mistake of the person at the command line: one line that says what is wrong and what to do."""
 
 
+def flag(default: Any, help: str) -> Any:
+    """A field of a dataclass of flags with its line of `--help`; with `MISSING` as default it must be given."""
+    return field(default=default, metadata={"help": help})
+
+
+def require_at_least(least: int, flags: Any, *names: str) -> None:
+    """Raise a `UserError` if one of these fields of a dataclass of flags is given and less than `least`."""
+    for name in names:
+        if (value := getattr(flags, name)) is not None and value < least:
+            raise UserError(f"--{name} is {value}; it must be at least {least}.")
+
+
 class _UniqueKeyLoader(yaml.SafeLoader):
     """PyYAML keeps the last of two equal keys without a word; here the second one is an error."""
 
@@ -59,24 +71,14 @@ class _UniqueKeyLoader(yaml.SafeLoader):
 
 def load_recipe(path: str | Path) -> dict[str, Any]:
     """
-    Read one recipe.
-
-    Args:
-        path (`str` or `Path`):
-            A YAML file whose keys are flags of a script, without the dashes.
-
-    Returns:
-        `dict`: flag to value, in the order of the file.
-
-    Raises:
-        UserError: if the file is missing, is no YAML mapping, holds a key twice or a key without a value.
+    Read one recipe, a YAML file: flags without their dashes, and their values, in the order of the file. Raises a
+    `UserError` if the file is missing, is no YAML mapping, holds a key twice or a key without a value.
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
     except OSError as error:
-        raise UserError(
-            f"The recipe {path} cannot be read ({error.strerror}); check the path after --recipe."
-        ) from error
+        problem = f"cannot be read ({error.strerror}); check the path after --recipe"
+        raise UserError(f"The recipe {path} {problem}.") from error
     try:
         recipe = yaml.load(text, Loader=_UniqueKeyLoader) or {}
     except yaml.YAMLError as error:
@@ -103,13 +105,8 @@ class _Parser(HfArgumentParser):
 @dataclass
 class Command:
     """
-    A parsed command line.
-
-    Args:
-        groups (`tuple`): One instance for each type of flags.
-        given (`dict`): What recipes and flags set, defaults left out: a recipe that gives the same arguments again.
-        recipes (`list` of `str`): The recipes that were read.
-        notes (`list` of `str`): What was decided on the way and has to be said.
+    A parsed command line: an instance for each type of flags, what recipes and flags set (`given` is a recipe for the
+    same arguments), the recipes that were read, and `notes` on what was decided on the way and has to be said.
     """
 
     groups: tuple
@@ -132,26 +129,11 @@ def parse_command(
     argv: Sequence[str] | None = None,
 ) -> Command:
     """
-    Parse recipes and flags into dataclasses.
+    Parse recipes and flags into dataclasses, one for each group of flags.
 
-    Args:
-        dataclass_types (iterable of dataclass types):
-            The groups of flags that the script takes, one dataclass each.
-        description (`str`, *optional*):
-            The first lines of `--help`.
-        default_recipe (`str` or `Path`, *optional*):
-            Read first if the command line names no recipe.
-        quick_start (`str` or `Path`, *optional*):
-            Read in its place if the command line is empty.
-        argv (sequence of `str`, *optional*):
-            The arguments, by default those of the process.
-
-    Returns:
-        [`Command`]
-
-    Raises:
-        UserError: for an unknown flag or recipe key, a value of the wrong type, flags that contradict each other, a
-            missing recipe or a missing flag.
+    `default_recipe` is read if the command line names no recipe, `quick_start` in its place if there is no word on the
+    command line at all; `description` heads `--help`. Raises a `UserError` for an unknown flag or recipe key, a value
+    of the wrong type, flags that contradict each other, a missing recipe or a missing flag.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
     parser = _Parser(
@@ -186,18 +168,12 @@ def parse_command(
     given_names = {flag.split("=")[0] for flag in flags if flag.startswith("--")}
     values = vars(parser.parse_args(flags))
     given = {a.dest: values[a.dest] for a in parser._actions if given_names & set(a.option_strings)}
-    given = {name: value for name, value in given.items() if name in values}
     return Command(groups, given, recipes, notes)
 
 
 def parse_args(dataclass_types: Iterable[type], argv: Sequence[str] | None = None, description: str | None = None):
     """The groups of [`parse_command`], without a default recipe."""
     return parse_command(dataclass_types, description, argv=argv).groups
-
-
-def given_arguments(dataclass_types: Iterable[type], argv: Sequence[str] | None = None) -> dict[str, Any]:
-    """What recipes and flags set, see [`Command`]."""
-    return parse_command(dataclass_types, argv=argv).given
 
 
 def recipe_to_flags(recipe: dict[str, Any]) -> list[str]:
@@ -253,19 +229,19 @@ def run_script(main: Callable[[], None]) -> None:
 
     So does an interruption from the keyboard, with status 130, and a full disk.
     """
-    name = Path(sys.argv[0]).name
     try:
         main()
     except UserError as error:
-        status, message = 2, str(error)
+        _exit(2, f"error: {error}")
     except KeyboardInterrupt:
-        status, message = 130, "interrupted; the same command goes on where it stopped."
+        _exit(130, "interrupted; the same command goes on where it stopped.")
     except Exception as error:
         if getattr(error, "errno", None) != errno.ENOSPC and "No space left" not in str(error):
             raise
-        status, message = 2, "the disk is full; make room, and the same command goes on where it stopped."
-    else:
-        return
+        _exit(2, "error: the disk is full; make room, and the same command goes on where it stopped.")
+
+
+def _exit(status: int, message: str) -> NoReturn:
     sys.stdout.flush()
-    print(f"{name}: error: {message}" if status == 2 else f"{name}: {message}", file=sys.stderr, flush=True)
+    print(f"{Path(sys.argv[0]).name}: {message}", file=sys.stderr, flush=True)
     sys.exit(status)

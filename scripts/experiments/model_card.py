@@ -1,7 +1,7 @@
 """Model cards for checkpoints that the scripts train."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -64,20 +64,12 @@ _USES = {
 @dataclass(frozen=True)
 class CardFacts:
     """
-    What a card says of a checkpoint.
+    What a card says of a checkpoint that an entry point, `script`, has trained.
 
-    Args:
-        title (`str`): Name of the model.
-        script (`str`): The entry point that trained it.
-        pipeline_tag (`str`): `"fill-mask"` or `"text-classification"`.
-        description (`str`): What it is and what it was trained on, in sentences.
-        example (`str`): What the pipeline is called with: a sentence with a mask, or Python code.
-        scores (mapping of `str` to `float`): The values measured, by their names.
-        results (`str`): The same as Markdown, beside what they have to be compared with.
-        evaluated_on (`str`): What they were measured on.
-        picture (`str`), picture_title (`str`): A picture beside the card.
-        datasets (`tuple` of `str`): Ids of the data sets of the Hub that were read.
-        base_model (`str`, *optional*): What training started from.
+    `description` says in sentences what it is and what it was trained on. `example` is what the pipeline is called
+    with: a sentence with a mask, or Python code. `scores` are the values measured on `evaluated_on`, by their names,
+    and `results` the same in Markdown, beside what they have to be compared with. `picture` lies beside the card.
+    `datasets` are ids of the Hub, `base_model` is what training started from.
     """
 
     title: str
@@ -92,18 +84,15 @@ class CardFacts:
     picture_title: str
     datasets: tuple[str, ...] = ()
     base_model: str | None = None
-    tags: tuple[str, ...] = field(default=())
+    tags: tuple[str, ...] = ()
 
 
 def write_card(folder: str | Path, facts: CardFacts, metrics: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
     """
     Write `README.md` beside a checkpoint: licence, language, data, base model, use, results, training.
 
-    Args:
-        folder (`str` or `Path`): The checkpoint's folder.
-        facts ([`CardFacts`]): What to say.
-        metrics (mapping): Contents of `metrics.json`, with `model_type`.
-        arguments (mapping): The arguments of the run, with its `license` and `language` where they were given.
+    `metrics` are the contents of `metrics.json`, with `model_type`, and `arguments` those of the run, with its
+    `license` and `language` where they were given.
     """
     model_type = metrics["model_type"]
     data = ModelCardData(
@@ -127,20 +116,15 @@ def write_card(folder: str | Path, facts: CardFacts, metrics: Mapping[str, Any],
             for name, value in facts.scores.items()
         ],
     )
+    portable = {name: value for name, value in arguments.items() if not any(part in name for part in _LOCAL)}
     remote = ", trust_remote_code=True" if model_type == "sktformer" else ""
     content = _CARD.format(
         card_data=data.to_yaml(),
         use=_USES[facts.pipeline_tag].format(title=facts.title, remote=remote, example=facts.example),
-        arguments=yaml.safe_dump(portable_arguments(arguments), sort_keys=False, allow_unicode=True),
-        **{name: getattr(facts, name) for name in ("title", "description", "results", "evaluated_on", "script")},
-        **{name: getattr(facts, name) for name in ("picture", "picture_title")},
+        arguments=yaml.safe_dump(portable, sort_keys=False, allow_unicode=True),
+        **vars(facts),
     )
     ModelCard(content, ignore_metadata_errors=True).save(Path(folder) / "README.md")
-
-
-def portable_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments without those that name places of the machine."""
-    return {name: value for name, value in arguments.items() if not any(part in name for part in _LOCAL)}
 
 
 def format_scores(rows: Mapping[str, Mapping[str, str]]) -> str:

@@ -5,7 +5,7 @@ import importlib.util
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import MISSING, dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,7 +25,7 @@ from transformers.utils import cached_file, find_adapter_config_file
 from transformers.utils import logging as transformers_logging
 
 from experiments.architectures import build_comparable_config, explain_failure, length_fields, longest_input
-from experiments.arguments import UserError, one_line
+from experiments.arguments import UserError, flag, one_line, require_at_least
 from modeling_sktformer import SKTformerConfig, available_presets, load_preset
 
 
@@ -40,13 +40,9 @@ _TOKENIZER_FILES = ("tokenizer*.json", "special_tokens_map.json", "vocab*", "mer
 class _OriginArguments:
     """Where a checkpoint comes from, and what is changed in it."""
 
-    model_revision: str = field(default="main", metadata={"help": "Its branch, tag or commit on the Hub."})
-    config_overrides: str | None = field(
-        default=None, metadata={"help": "Fields to change in the configuration, as field=value,field=value."}
-    )
-    trust_remote_code: bool = field(
-        default=False, metadata={"help": "Run the code that a checkpoint from the Hub carries."}
-    )
+    model_revision: str = flag("main", "Its branch, tag or commit on the Hub.")
+    config_overrides: str | None = flag(None, "Fields to change in the configuration, as field=value,field=value.")
+    trust_remote_code: bool = flag(False, "Run the code that a checkpoint from the Hub carries.")
 
     @property
     def hub_options(self) -> dict[str, Any]:
@@ -58,39 +54,32 @@ class _OriginArguments:
 class ModelArguments(_OriginArguments):
     """The model to train."""
 
-    model_name_or_path: str | None = field(
-        default=None, metadata={"help": "Checkpoint to go on from: a folder or a name on the Hub."}
+    model_name_or_path: str | None = flag(None, "Checkpoint to go on from: a folder or a name on the Hub.")
+    config_name: str = flag(
+        "sktformer-tiny", "Size of a new model: a preset's name, or a configuration file, folder or name on the Hub."
     )
-    config_name: str = field(
-        default="sktformer-tiny",
-        metadata={"help": "Size of a new model: a preset's name, or a configuration file, folder or name on the Hub."},
-    )
-    model_type: str | None = field(
-        default=None,
-        metadata={
-            "help": "Another architecture for the new model (bert, roberta, modernbert, nystromformer, fnet, ...): a "
-            "masked-LM encoder of transformers that takes the width, depth, heads and feed-forward width of "
-            "--config_name and is at most twice as large as BERT is with them; others are refused."
-        },
+    model_type: str | None = flag(
+        None,
+        "Another architecture for the new model (bert, roberta, modernbert, nystromformer, fnet, ...): a masked-LM "
+        "encoder of transformers that takes the width, depth, heads and feed-forward width of --config_name and is at "
+        "most twice as large as BERT is with them; others are refused.",
     )
 
     def __post_init__(self):
         if self.model_name_or_path and self.model_type:
-            raise ValueError("--model_type makes a new model; it cannot be given together with --model_name_or_path.")
+            raise UserError("--model_type makes a new model; it cannot be given together with --model_name_or_path.")
 
 
 @dataclass
 class CheckpointArguments(_OriginArguments):
     """The checkpoint to fine-tune."""
 
-    model_name_or_path: str = field(
-        metadata={"help": "Checkpoint to start from: a folder or a name on the Hub; an adapter's, to evaluate it."}
+    model_name_or_path: str = flag(
+        MISSING, "Checkpoint to start from: a folder or a name on the Hub; an adapter's, to evaluate it."
     )
-    tokenizer_name: str | None = field(
-        default=None, metadata={"help": "Tokenizer: a folder or a name on the Hub. By default the checkpoint's."}
-    )
-    ignore_mismatched_sizes: bool = field(
-        default=False, metadata={"help": "Start with a new head where the checkpoint's has another number of labels."}
+    tokenizer_name: str | None = flag(None, "Tokenizer: a folder or a name on the Hub. By default the checkpoint's.")
+    ignore_mismatched_sizes: bool = flag(
+        False, "Start with a new head where the checkpoint's has another number of labels."
     )
 
 
@@ -98,30 +87,21 @@ class CheckpointArguments(_OriginArguments):
 class LoraArguments:
     """Low-rank adapters, trained in place of the encoder's weights."""
 
-    lora: bool = field(default=False, metadata={"help": "Train the head, and adapters of all linear layers (peft)."})
-    lora_rank: int = field(default=8, metadata={"help": "Rank of the adapters."})
-    lora_alpha: float = field(default=16.0, metadata={"help": "The adapters' products are scaled by alpha / rank."})
-    lora_dropout: float = field(default=0.0, metadata={"help": "Dropout on the adapters' inputs."})
+    lora: bool = flag(False, "Train the head, and adapters of all linear layers (peft).")
+    lora_rank: int = flag(8, "Rank of the adapters.")
+    lora_alpha: float = flag(16.0, "The adapters' products are scaled by alpha / rank.")
+    lora_dropout: float = flag(0.0, "Dropout on the adapters' inputs.")
 
     def __post_init__(self):
-        if self.lora_rank < 1:
-            raise ValueError(f"--lora_rank is {self.lora_rank}; it must be at least 1.")
+        require_at_least(1, self, "lora_rank")
 
 
 def build_config(
     arguments: ModelArguments, vocab_size: int, max_length: int, pad_token_id: int, seed: int
 ) -> PreTrainedConfig:
     """
-    Make the configuration of a new model.
-
-    Args:
-        arguments ([`ModelArguments`]): Names and overrides.
-        vocab_size (`int`), pad_token_id (`int`): The tokenizer's.
-        max_length (`int`): Longest input in tokens; the model is made for this length unless overridden.
-        seed (`int`): Seed of an SKTformer's landmarks.
-
-    Raises:
-        UserError: for unknown names, unknown fields and sizes that cannot work.
+    Make the configuration of a new model for inputs of up to `max_length` tokens, unless overridden. `seed` is that of
+    an SKTformer's landmarks. Unknown names or fields and sizes that cannot work are a `UserError`.
     """
     config = _named_config(arguments)
     fields = {"vocab_size": vocab_size, "max_position_embeddings": max_length, "pad_token_id": pad_token_id}
@@ -146,12 +126,8 @@ def build_masked_lm(
     arguments: ModelArguments, tokenizer: PreTrainedTokenizerBase, max_length: int, seed: int
 ) -> PreTrainedModel:
     """
-    Load or make the masked-LM model that the arguments name, and fit it and its tokenizer to a length.
-
-    Args: as [`build_config`]; a new model has the tokenizer's vocabulary, and a loaded one must fit it.
-
-    Raises:
-        UserError: if the model cannot be found, has no such head, does not fit the tokenizer or the length.
+    Load or make the masked-LM model that the arguments name, and fit it and its tokenizer to a length in tokens.
+    Raises a `UserError` if the model cannot be found, has no such head, does not fit the tokenizer or the length.
     """
     if arguments.model_name_or_path is None:
         config = build_config(arguments, len(tokenizer), max_length, tokenizer.pad_token_id, seed)
@@ -174,13 +150,9 @@ def build_masked_lm(
 
 def fit_length(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
     """
-    Make a model take inputs of a length, and its tokenizer say so.
-
-    A shorter SKTformer is lengthened. The tokenizer's `model_max_length`, to which pipelines truncate, becomes what
-    the model takes.
-
-    Raises:
-        UserError: if the model embeds fewer tokens than the tokenizer has, or cannot take that length.
+    Make a model take inputs of a length, for which a shorter SKTformer is lengthened, and its tokenizer say so:
+    `model_max_length`, to which pipelines truncate, becomes what the model takes. Raises a `UserError` if the model
+    embeds fewer tokens than the tokenizer has, or cannot take that length.
     """
     if len(tokenizer) > model.config.vocab_size:
         raise UserError(
@@ -192,13 +164,10 @@ def fit_length(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_l
     if model.config.model_type != SKTformerConfig.model_type:
         if reason := explain_failure(model, max_length):
             why = f"it takes at most {longest}" if is_longer else reason
-            raise UserError(
-                f"A {model.config.model_type} cannot read --max_seq_length {max_length} tokens: {why.rstrip('.')}."
-            )
+            what = f"A {model.config.model_type} cannot read --max_seq_length {max_length} tokens"
+            raise UserError(f"{what}: {why.rstrip('.')}.")
         if is_longer:
-            logger.info(
-                "The model was made for %d tokens, which is no limit of its: it reads %d.", longest, max_length
-            )
+            logger.info("The model was made for %d tokens, no limit of its: it reads %d.", longest, max_length)
     elif is_longer:
         model.resize_position_embeddings(max_length)
         logger.info(
@@ -213,15 +182,8 @@ def load_tokenizer(
     name: str, trust_remote_code: bool, needed: Sequence[str], revision: str = "main"
 ) -> PreTrainedTokenizerBase:
     """
-    Load a fast tokenizer that has the special tokens that a task needs.
-
-    Args:
-        name (`str`), revision (`str`): A folder, or a name on the Hub with its branch, tag or commit.
-        trust_remote_code (`bool`): Whether to run code that comes with it.
-        needed (sequence of `str`): Special tokens: `mask`, `pad`, `cls`, `sep`.
-
-    Raises:
-        UserError: if it cannot be found, is no fast tokenizer or lacks a special token.
+    Load a fast tokenizer with the special tokens that a task needs, of `mask`, `pad`, `cls` and `sep`; a `UserError`
+    if there is none.
     """
     is_empty = Path(name).is_dir() and not _find_files(name, _TOKENIZER_FILES)
     if not is_empty:
@@ -249,19 +211,24 @@ def fingerprint_checkpoint(name: str, revision: str = "main") -> str:
     return digest.hexdigest()
 
 
+def fingerprint_config(name: str) -> str:
+    """What `--config_name` names: of a file or folder its name and a digest; a preset and the Hub's by name alone."""
+    path = Path(name)
+    file = path / "config.json" if path.is_dir() else path
+    if name in available_presets() or not file.is_file():
+        return name
+    return f"{path.name}@{hashlib.sha256(file.read_bytes()).hexdigest()}"
+
+
 def load_classifier(
     arguments: CheckpointArguments, labels: Sequence[str], regression_label: str, new_head: bool
 ) -> PreTrainedModel:
     """
     Load a checkpoint as a sequence-classification model; an adapter is loaded into its checkpoint.
 
-    Args:
-        arguments ([`CheckpointArguments`]): The checkpoint and overrides.
-        labels (sequence of `str`): The classes; none for regression, which predicts `regression_label`.
-        new_head (`bool`): Whether the checkpoint may lack a head that fits.
-
-    Raises:
-        UserError: if it cannot be loaded, is of another architecture, or has no head that fits and needs one.
+    Without `labels` it is for regression and predicts `regression_label`. Where there is to be a `new_head`, the
+    checkpoint may lack one that fits. Raises a `UserError` if it cannot be loaded, is of another architecture, or has
+    no head that fits and needs one.
     """
     name = arguments.model_name_or_path
     what = f"The checkpoint {name}"
@@ -279,13 +246,11 @@ def load_classifier(
             name, config=config, ignore_mismatched_sizes=True, output_loading_info=True, **arguments.hub_options
         )
     mismatched = [key if isinstance(key, str) else key[0] for key in info["mismatched_keys"]]
-    base = f"{model.base_model_prefix}."
     # A masked language model is saved without the pooler that some architectures count to the encoder.
-    _check_encoder(model, [key for key in info["missing_keys"] if "pooler" not in key], what)
-    _check_encoder(model, mismatched, what)
-    lost = [key for key in [*mismatched, *info["missing_keys"]] if not key.startswith(base) and "pooler" not in key]
-    if lost and not new_head:
-        raise UserError(f"{what} has no classification head ({lost[0]} is missing); fine-tune it first.")
+    untrained = [*mismatched, *(key for key in info["missing_keys"] if "pooler" not in key)]
+    _check_encoder(model, untrained, what)
+    if untrained and not new_head:
+        raise UserError(f"{what} has no classification head ({untrained[0]} is missing); fine-tune it first.")
     if not new_head:
         _check_labels(trained_words, labels, what)
     if mismatched and not arguments.ignore_mismatched_sizes:
@@ -302,14 +267,7 @@ def add_lora(model: PreTrainedModel, arguments: LoraArguments, revision: str = "
 
     What is new in it is trained and saved whole: the head, and a pooler that a masked language model lacks. The
     configuration is saved beside the adapter: it knows the classes and the length, to which the model must have been
-    lengthened before.
-
-    Args:
-        model (`PreTrainedModel`), arguments ([`LoraArguments`]): The model; rank and scale of its adapters.
-        revision (`str`): The checkpoint's branch, tag or commit on the Hub.
-
-    Returns:
-        `peft.PeftModel`
+    lengthened before. Returns a `peft.PeftModel`.
     """
     peft, base = _import_peft(), model.base_model
     named = [(name, module) for name, module in model.named_children() if module is not base]
@@ -340,19 +298,12 @@ def add_lora(model: PreTrainedModel, arguments: LoraArguments, revision: str = "
 
 
 def load_trained_config(arguments: CheckpointArguments) -> PreTrainedConfig:
-    """
-    The configuration of a fine-tuned checkpoint; of an adapter, that of the model it was trained in.
-
-    Raises:
-        UserError: if there is none.
-    """
+    """The configuration of a fine-tuned checkpoint; of an adapter, that of the model it was trained in."""
     name, revision = arguments.model_name_or_path, arguments.model_revision
-    try:
+    with _explained(f"The checkpoint {name} cannot be loaded"):
         if find_adapter_config_file(name, revision=revision) is None:
             return AutoConfig.from_pretrained(name, **arguments.hub_options)
         return AutoConfig.from_pretrained(str(cached_file(name, _ADAPTED_CONFIG, revision=revision)))
-    except (OSError, ValueError) as error:
-        raise UserError(f"The checkpoint {name} cannot be loaded: {one_line(error)}") from error
 
 
 def _load_adapted(arguments: CheckpointArguments, labels: Sequence[str]) -> PreTrainedModel:
@@ -457,7 +408,5 @@ def _override_fields(config: PreTrainedConfig, overrides: str | None) -> None:
         if "=" not in override or not hasattr(config, override.split("=")[0]):
             kind = type(config).__name__
             raise UserError(f"--config_overrides: `{override}` is not field=value with a field of {kind}.")
-        try:
+        with _explained(f"--config_overrides: `{override}` cannot be set"):
             config.update_from_string(override)
-        except (ValueError, TypeError) as error:
-            raise UserError(f"--config_overrides: `{override}` cannot be set: {one_line(error)}") from error

@@ -41,15 +41,9 @@ _UNRECORDED_ARGUMENTS = {"overwrite", "resume_from_checkpoint", "hub_token"}
 @dataclass(frozen=True)
 class RunIdentity:
     """
-    What makes a run this one and not another.
-
-    Args:
-        decides (`dict`):
-            What decides the result, by name: numbers, words, fingerprints of data; compared for equality.
-        length (`dict`):
-            `max_steps` and `num_train_epochs`, which may grow; the second counts where the first is below 1.
-        precision (`str`):
-            Type of the products, which may change with a warning.
+    What makes a run this one and not another: `decides`, compared for equality, holds what decides the result by name
+    (numbers, words, fingerprints of data); `length`, which may grow, `max_steps` and, where these are below 1,
+    `num_train_epochs`; the `precision` of the products may change with a warning.
     """
 
     decides: dict[str, Any]
@@ -59,9 +53,7 @@ class RunIdentity:
     @property
     def values(self) -> dict[str, Any]:
         """All of it as JSON gives it back."""
-        return json.loads(
-            json.dumps({"decides": self.decides, "length": self.length, "precision": self.precision}, default=str)
-        )
+        return json.loads(json.dumps(vars(self), default=str))
 
 
 def recorded_arguments(given: dict[str, Any]) -> dict[str, Any]:
@@ -71,14 +63,8 @@ def recorded_arguments(given: dict[str, Any]) -> dict[str, Any]:
 
 def folder_state(folder: str | Path, identity: RunIdentity) -> State:
     """
-    What a folder holds of a run.
-
-    Returns:
-        `str`: `"new"` (nothing), `"resumed"` (the run, cut short), `"finished"`, or `"grown"` (a run that was finished
-        and is now asked for more steps).
-
-    Raises:
-        UserError: if it holds another run or other files.
+    What a folder holds of a run: `"new"` is nothing, `"resumed"` the run, cut short, `"grown"` a run that was finished
+    and is now asked for more steps. Raises a `UserError` if it holds another run or other files.
     """
     folder = Path(folder)
     if folder.exists() and not folder.is_dir():
@@ -87,44 +73,31 @@ def folder_state(folder: str | Path, identity: RunIdentity) -> State:
         return "new"
     if not (folder / RUN_FILE).is_file():
         raise UserError(f"--output_dir {folder} holds files that are no run of this script; choose another folder.")
+    remedy = "choose another folder, or pass --overwrite to delete it"
     try:
         earlier = json.loads((folder / RUN_FILE).read_text(encoding="utf-8"))
         changes = _changes(earlier["decides"], identity.values["decides"])
-        before, now = (_steps(length) for length in (earlier["length"], identity.length))
+        (unit, before), (unit_now, now) = _steps(earlier["length"]), _steps(identity.length)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(
-            f"--output_dir {folder} holds a run whose {RUN_FILE} cannot be read; choose another folder, or pass "
-            "--overwrite to delete it."
-        ) from error
-    if before[0] != now[0] or now[1] < before[1]:
-        changes.append(f"{before[0]}: {before[1]:g} there, {now[0]}: {now[1]:g} here, and no run can be shortened")
+        raise UserError(f"--output_dir {folder} holds a run whose {RUN_FILE} cannot be read; {remedy}.") from error
+    if unit != unit_now or now < before:
+        changes.append(f"{unit}: {before:g} there, {unit_now}: {now:g} here, and no run can be shortened")
     if changes:
-        raise UserError(
-            f"--output_dir {folder} holds another run ({'; '.join(changes)}); choose another folder, or pass "
-            "--overwrite to delete it."
-        )
+        raise UserError(f"--output_dir {folder} holds another run ({'; '.join(changes)}); {remedy}.")
     if not (folder / METRICS_FILE).is_file():
         return "resumed"
-    return "grown" if now[1] > before[1] else "finished"
+    return "grown" if now > before else "finished"
 
 
 def check_run_folder(
     folder: str | Path, identity: RunIdentity, overwrite: bool = False, inputs: Iterable[str] = ()
 ) -> State:
     """
-    Check that a run may use a folder, and write nothing.
+    Check that a run may use a folder, and write nothing: its [`folder_state`], `"new"` if it is to be emptied first.
 
-    Args:
-        folder (`str` or `Path`): The output folder.
-        identity ([`RunIdentity`]): The run.
-        overwrite (`bool`, *optional*): Whether another run in the folder, or this one finished, may be deleted.
-        inputs (iterable of `str`, *optional*): Paths and patterns that the run reads, never deleted with the folder.
-
-    Returns:
-        `str`: as [`folder_state`]; `"new"` where a run is to be deleted first.
-
-    Raises:
-        UserError: as [`folder_state`], or if deleting would take what the run needs.
+    With `overwrite` another run in the folder, or this one finished, may be deleted, but none of the `inputs`, paths
+    and patterns that the run reads. Raises a `UserError` as [`folder_state`], or if deleting would take what the run
+    needs.
     """
     folder = Path(folder)
     try:
@@ -149,20 +122,11 @@ def claim_run_folder(
     folder: str | Path, identity: RunIdentity, arguments: dict[str, Any], overwrite: bool = False
 ) -> Iterator[State]:
     """
-    Hold a folder that [`check_run_folder`] has let pass for as long as the run lasts.
+    Hold a folder that [`check_run_folder`] has let pass, for as long as the run lasts; yields what that returns.
 
-    `run.json` then says what the run is and `arguments.yaml` how it was started. A folder that was new is left as it
-    was if the run ends with a `UserError` before its first checkpoint.
-
-    Args:
-        folder (`str` or `Path`), identity ([`RunIdentity`]), overwrite (`bool`): As for [`check_run_folder`].
-        arguments (`dict`): The run's [`recorded_arguments`].
-
-    Yields:
-        `str`: as [`check_run_folder`].
-
-    Raises:
-        UserError: if another process holds the folder, or it cannot be written.
+    `run.json` then says what the run is, and `arguments.yaml` how it was started ([`recorded_arguments`]). A folder
+    that was new is left as it was if the run ends with a `UserError` before its first checkpoint. Raises a `UserError`
+    if another process holds the folder, or it cannot be written.
     """
     folder = Path(folder)
     try:
@@ -171,9 +135,8 @@ def claim_run_folder(
         lock = FileLock(folder / ".lock")
         lock.acquire(timeout=0)
     except Timeout as error:
-        raise UserError(
-            f"Another process is at work in --output_dir {folder}; wait for it, or choose another folder."
-        ) from error
+        remedy = "wait for it, or choose another folder"
+        raise UserError(f"Another process is at work in --output_dir {folder}; {remedy}.") from error
     except OSError as error:
         raise UserError(f"--output_dir {folder} cannot be written ({error.strerror}).") from error
     try:
@@ -207,10 +170,9 @@ def claim_run_folder(
 def find_checkpoint(folder: str | Path) -> str | None:
     """The newest complete checkpoint of a run: the Trainer writes `trainer_state.json` last."""
     states = Path(folder).glob(f"{PREFIX_CHECKPOINT_DIR}-*/trainer_state.json")
-    checkpoints = sorted(
-        (state.parent for state in states if _is_json(state)), key=lambda path: int(path.name.rsplit("-", 1)[1])
-    )
-    return str(checkpoints[-1]) if checkpoints else None
+    complete = [state.parent for state in states if _is_json(state)]
+    newest = max(complete, key=lambda path: int(path.name.rsplit("-", 1)[1]), default=None)
+    return None if newest is None else str(newest)
 
 
 def _is_json(path: Path) -> bool:
@@ -239,8 +201,5 @@ def _steps(length: dict[str, float]) -> tuple[str, float]:
 
 def _changes(earlier: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """In what a run differs from another, in words."""
-    return [
-        f"{name}: {earlier.get(name, 'none')} there, {now.get(name, 'none')} here"
-        for name in sorted({*earlier, *now})
-        if earlier.get(name) != now.get(name)
-    ]
+    names = [name for name in sorted({*earlier, *now}) if earlier.get(name) != now.get(name)]
+    return [f"{name}: {earlier.get(name, 'none')} there, {now.get(name, 'none')} here" for name in names]

@@ -6,7 +6,7 @@ import math
 import os
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +15,11 @@ import numpy as np
 import torch
 import transformers
 from huggingface_hub import create_repo, upload_folder, whoami
-from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError, OfflineModeIsEnabled
 from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainingArguments
 from transformers.integrations import get_reporting_integration_callbacks
 from transformers.trainer_utils import EvalLoopOutput, HubStrategy
 
-from experiments.arguments import ROOT, UserError, one_line
+from experiments.arguments import ROOT, UserError, flag, one_line, require_at_least
 from experiments.run_folder import ARGUMENTS_FILE, RUN_FILE, RunIdentity
 
 
@@ -29,44 +28,21 @@ logger = logging.getLogger(__name__)
 STAGES = ("do_train", "do_eval", "do_predict")
 # The arguments of the Trainer that decide a result, beside the number of steps and the global batch.
 _DECISIVE = (
-    "seed",
-    "data_seed",
-    "learning_rate",
-    "lr_scheduler_type",
-    "lr_scheduler_kwargs",
-    "warmup_steps",
-    "weight_decay",
-    "optim",
-    "optim_args",
-    "adam_beta1",
-    "adam_beta2",
-    "adam_epsilon",
-    "max_grad_norm",
-    "label_smoothing_factor",
-    "neftune_noise_alpha",
-    "train_sampling_strategy",
-    "dataloader_drop_last",
-    "load_best_model_at_end",
-    "early_stopping_patience",
+    *("seed", "data_seed"),
+    *("learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps"),
+    *("weight_decay", "optim", "optim_args", "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm"),
+    *("label_smoothing_factor", "neftune_noise_alpha"),
+    *("train_sampling_strategy", "dataloader_drop_last"),
+    *("load_best_model_at_end", "early_stopping_patience"),
 )
 _DECISIVE_FOR_THE_BEST = (
-    "metric_for_best_model",
-    "greater_is_better",
-    "eval_strategy",
-    "eval_steps",
-    "eval_delay",
-    "save_strategy",
-    "save_steps",
+    *("metric_for_best_model", "greater_is_better"),
+    *("eval_strategy", "eval_steps", "eval_delay", "save_strategy", "save_steps"),
 )
-# Files of a run that say where things lie on the machine it was made on.
+# Files of a run that say where things lie on the machine it was made on, and those that are none of its result.
 _LOCAL_FILES = [
-    ARGUMENTS_FILE,
-    RUN_FILE,
-    "training_args.bin",
-    "trainer_state.json",
-    "checkpoint-*",
-    "runs/*",
-    "tokenizer/*",
+    *(ARGUMENTS_FILE, RUN_FILE, "training_args.bin", "trainer_state.json"),
+    *("checkpoint-*", "runs/*", "tokenizer/*", "*.lock", ".*"),
 ]
 
 
@@ -74,38 +50,25 @@ _LOCAL_FILES = [
 class RunArguments(TrainingArguments):
     """The arguments of the Trainer and what a run of this project adds."""
 
-    overwrite: bool = field(
-        default=False, metadata={"help": "Delete another run, or this one finished, from --output_dir."}
+    overwrite: bool = flag(False, "Delete another run, or this one finished, from --output_dir.")
+    global_batch_size: int | None = flag(
+        None, "Sequences per optimizer step over all devices; gradient accumulation is worked out from it."
     )
-    global_batch_size: int | None = field(
-        default=None,
-        metadata={
-            "help": "Sequences per optimizer step over all devices; gradient accumulation is worked out from it."
-        },
+    num_threads: int | None = flag(
+        None,
+        "Threads of each process on a processor. By default OMP_NUM_THREADS, or all cores where a launcher has set "
+        "that to 1 by itself.",
     )
-    num_threads: int | None = field(
-        default=None,
-        metadata={
-            "help": "Threads of each process on a processor. By default OMP_NUM_THREADS, or all cores where a "
-            "launcher has set that to 1 by itself."
-        },
-    )
-    license: str = field(default="apache-2.0", metadata={"help": "Licence of the weights, for the model card."})
-    language: str = field(default="en", metadata={"help": "Language of the text, for the model card."})
+    license: str = flag("apache-2.0", "Licence of the weights, for the model card.")
+    language: str = flag("en", "Language of the text, for the model card.")
 
 
 def prepare(training: RunArguments, given: dict[str, Any]) -> None:
     """
     Set up logging, bars and threads, work out stages and gradient accumulation, and refuse what would fail late or
-    train something else than was asked for.
-
-    Args:
-        training ([`RunArguments`]): Changed in place.
-        given (`dict`): The arguments that recipes and flags set.
-
-    Raises:
-        UserError: for values that cannot work, trackers that are not installed, processes that would not train
-            together, or a batch that cannot be divided among the devices.
+    train something else than was asked for. `given`, what recipes and flags set, changes `training` in place. Raises a
+    `UserError` for values that cannot work, trackers that are not installed, processes that would not train together,
+    or a batch that cannot be divided among the devices.
     """
     logging.basicConfig(format="%(message)s", level=logging.INFO if training.should_log else logging.WARNING)
     logging.getLogger("httpx").setLevel(logging.WARNING)
@@ -123,13 +86,7 @@ def prepare(training: RunArguments, given: dict[str, Any]) -> None:
         # Where the library looks for it too: the Trainer saves its arguments beside the model, to be pushed with it.
         os.environ["HF_TOKEN"], training.hub_token = training.hub_token, None
     if training.push_to_hub:
-        if "hub_strategy" in given and training.hub_strategy != HubStrategy.END:
-            raise UserError(
-                f"--hub_strategy {HubStrategy(training.hub_strategy).value} uploads a folder as it is, with the paths "
-                "of this machine in it; leave it out: a run is uploaded when it is finished."
-            )
-        training.hub_strategy = HubStrategy.END
-        _check_hub_access(training.hub_token)
+        _check_upload(training, given)
     _check_processes(training)
     _set_threads(training)
     checkpoint = training.resume_from_checkpoint
@@ -154,20 +111,17 @@ def training_identity(training: TrainingArguments, decides: dict[str, Any]) -> R
     names = [*_DECISIVE, *(_DECISIVE_FOR_THE_BEST if training.load_best_model_at_end else ())]
     values = {name: getattr(training, name) for name in names if hasattr(training, name)}
     values = {name: getattr(value, "value", value) for name, value in values.items()}
-    values["global_batch_size"] = (
-        training.train_batch_size * training.world_size * training.gradient_accumulation_steps
-    )
+    values["global_batch_size"] = _global_batch(training)
     length = {"max_steps": training.max_steps, "num_train_epochs": training.num_train_epochs}
     return RunIdentity({"do_train": True} | values | decides, length, precision)
 
 
-def accumulation_steps(training: TrainingArguments, global_batch_size: int) -> int:
-    """
-    How many batches of all devices make one optimizer step.
+def _global_batch(training: TrainingArguments) -> int:
+    return training.train_batch_size * training.world_size * training.gradient_accumulation_steps
 
-    Raises:
-        UserError: if no whole number of them does.
-    """
+
+def accumulation_steps(training: TrainingArguments, global_batch_size: int) -> int:
+    """How many batches of all devices make one optimizer step; a `UserError` if no whole number of them does."""
     at_once = training.train_batch_size * training.world_size
     steps, rest = divmod(global_batch_size, at_once)
     if rest or steps < 1:
@@ -186,9 +140,10 @@ def silence_bars() -> None:
 
 
 def announce(**facts: str) -> None:
-    """Say what is about to run, a line for each fact: model, recipe, data, steps, devices."""
+    """Say what is about to run, a line for each fact that there is: model, recipe, data, steps, devices."""
     for name, fact in facts.items():
-        logger.info("%s %s", f"{name.capitalize()}:".ljust(9), fact)
+        if fact:
+            logger.info("%s %s", f"{name.capitalize()}:".ljust(9), fact)
 
 
 def describe_model(model: PreTrainedModel, origin: str) -> str:
@@ -205,8 +160,7 @@ def describe_recipe(recipes: list[str], training: TrainingArguments) -> str:
 
 def describe_steps(training: TrainingArguments, num_examples: int | None) -> str:
     """Words for [`announce`]: how many steps of how many sequences; `num_examples` is None for a stream."""
-    batch = training.train_batch_size * training.world_size * training.gradient_accumulation_steps
-    steps, epochs = training.max_steps, training.num_train_epochs
+    batch, steps, epochs = _global_batch(training), training.max_steps, training.num_train_epochs
     if num_examples is not None:
         per_epoch = max(1, math.ceil(num_examples / batch))
         steps, epochs = (steps, steps / per_epoch) if steps > 0 else (math.ceil(epochs * per_epoch), epochs)
@@ -216,37 +170,31 @@ def describe_steps(training: TrainingArguments, num_examples: int | None) -> str
 
 def describe_devices(training: TrainingArguments) -> str:
     """Words for [`announce`]: what it runs on."""
-    kind = training.device.type
+    kind, precision = training.device.type, training_identity(training, {}).precision
     name = torch.cuda.get_device_name() if kind == "cuda" else f"{torch.get_num_threads()} thread(s)"
-    precision = training_identity(training, {}).precision
     return f"{training.world_size} x {kind} ({name}), {precision}"
 
 
 def upload_run(training: TrainingArguments, folder: str | Path, message: str) -> None:
     """
-    Push a finished run with its card, where --push_to_hub asks for it, and nothing that names this machine.
-
-    Raises:
-        UserError: if it cannot be uploaded.
+    Push a finished run with its card, where --push_to_hub asks for it, and nothing that names this machine; a
+    `UserError` if it cannot be uploaded.
     """
     if not training.push_to_hub or training.process_index != 0:
         return
     name = training.hub_model_id or Path(folder).resolve().name
     try:
-        repo = create_repo(name, token=training.hub_token, private=training.hub_private_repo, exist_ok=True)
+        repo = create_repo(name, private=training.hub_private_repo, exist_ok=True)
         upload_folder(
             repo_id=repo.repo_id,
             folder_path=str(folder),
-            token=training.hub_token,
             revision=training.hub_revision,
             commit_message=message,
-            ignore_patterns=[*_LOCAL_FILES, "*.lock", ".*"],
+            ignore_patterns=_LOCAL_FILES,
         )
-    except (HfHubHTTPError, OSError) as error:
-        raise UserError(
-            f"{folder} holds the run, finished, but it was not uploaded ({one_line(error)}); the same command tries "
-            "again."
-        ) from error
+    except OSError as error:
+        problem = f"finished, but it was not uploaded ({one_line(error)}); the same command tries again"
+        raise UserError(f"{folder} holds the run, {problem}.") from error
     logger.info("%s is on the Hub as %s.", folder, repo.repo_id)
 
 
@@ -268,18 +216,16 @@ class ExperimentTrainer(Trainer):
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
         """Evaluate; the generators of training are afterwards where they were, however often there is evaluation."""
-        self._share_buffers()
+        # Running statistics of a batch norm differ between processes after a step; the first one's are saved.
+        if torch.distributed.is_initialized():
+            for buffer in self.accelerator.unwrap_model(self.model).buffers():
+                torch.distributed.broadcast(buffer, src=0)
         devices = [self.args.device] if self.args.device.type == "cuda" else []
         with torch.random.fork_rng(devices):
             return super().evaluation_loop(*args, **kwargs)
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """
-        Log, on all processes alike.
-
-        Raises:
-            UserError: if a loss is not a finite number.
-        """
+        """Log, on all processes alike; a `UserError` if a loss is not a finite number."""
         for name in ("loss", "eval_loss"):
             if not math.isfinite(logs.get(name, 0.0)):
                 raise UserError(
@@ -297,10 +243,8 @@ class ExperimentTrainer(Trainer):
         """What was measured of the model that is left, if that was done behind the last step: not to do it twice."""
         if self.args.load_best_model_at_end and self.state.best_global_step != self.state.global_step:
             return None
-        for entry in reversed(self.state.log_history):
-            if "eval_loss" in entry:
-                return dict(entry) if entry["step"] == self.state.global_step else None
-        return None
+        last = [entry for entry in self.state.log_history if entry["step"] == self.state.global_step]
+        return next((dict(entry) for entry in reversed(last) if "eval_loss" in entry), None)
 
     def history(self) -> list[dict[str, float]]:
         """The log, without norms of gradients that half precision could not hold."""
@@ -309,40 +253,25 @@ class ExperimentTrainer(Trainer):
             for entry in self.state.log_history
         ]
 
-    def _share_buffers(self) -> None:
-        """
-        Give all processes the first one's buffers.
-
-        Running statistics of a batch norm differ between processes after a step; the first one's are saved.
-        """
-        if torch.distributed.is_initialized():
-            for buffer in self.accelerator.unwrap_model(self.model).buffers():
-                torch.distributed.broadcast(buffer, src=0)
-
 
 class StepTimer(TrainerCallback):
     """Measures each optimizer step, in wall-clock and in processor seconds of this process."""
 
     def __init__(self) -> None:
-        self.wall: list[float] = []
-        self.cpu: list[float] = []
+        self.steps: list[tuple[float, float]] = []
 
     def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
-        self._start = (time.perf_counter(), time.process_time())
+        self._wall, self._cpu = time.perf_counter(), time.process_time()
 
     def on_step_end(self, *args: Any, **kwargs: Any) -> None:
-        self.wall.append(time.perf_counter() - self._start[0])
-        self.cpu.append(time.process_time() - self._start[1])
+        self.steps.append((time.perf_counter() - self._wall, time.process_time() - self._cpu))
 
     def metrics(self) -> dict[str, float]:
         """Medians in milliseconds, without the first steps, which set things up; empty before the first step."""
-        if not self.wall:
+        if not self.steps:
             return {}
-        skipped = min(5, len(self.wall) - 1)
-        return {
-            "step_time_ms": 1000 * float(np.median(self.wall[skipped:])),
-            "step_cpu_time_ms": 1000 * float(np.median(self.cpu[skipped:])),
-        }
+        wall, cpu = 1000 * np.median(self.steps[min(5, len(self.steps) - 1) :], axis=0)
+        return {"step_time_ms": float(wall), "step_cpu_time_ms": float(cpu)}
 
 
 def _check_values(training: RunArguments) -> None:
@@ -365,11 +294,17 @@ def _check_trackers(training: TrainingArguments) -> None:
         raise UserError(f"--report_to {training.report_to}: {one_line(error)}") from error
 
 
-def _check_hub_access(token: str | None) -> None:
+def _check_upload(training: TrainingArguments, given: dict[str, Any]) -> None:
     """Find out now, and not after hours of training, that nothing can be uploaded."""
+    if "hub_strategy" in given and training.hub_strategy != HubStrategy.END:
+        raise UserError(
+            f"--hub_strategy {HubStrategy(training.hub_strategy).value} uploads a folder as it is, with the paths of "
+            "this machine in it; leave it out: a run is uploaded when it is finished."
+        )
+    training.hub_strategy = HubStrategy.END
     try:
-        whoami(token=token)
-    except (HfHubHTTPError, LocalTokenNotFoundError, OfflineModeIsEnabled, OSError) as error:
+        whoami(token=training.hub_token)
+    except OSError as error:  # those of the Hub are of its kind
         raise UserError(f"--push_to_hub cannot reach the Hub as a user: {one_line(error)}") from error
 
 
@@ -391,12 +326,11 @@ def _check_processes(training: TrainingArguments) -> None:
 
 def _set_threads(training: RunArguments) -> None:
     """Launchers give every process one thread, also where it is alone on the machine."""
+    require_at_least(1, training, "num_threads")
     launched = any(name in os.environ for name in ("TORCHELASTIC_RUN_ID", "ACCELERATE_MIXED_PRECISION"))
     threads = training.num_threads
     if threads is None and launched and training.device.type == "cpu" and os.environ.get("OMP_NUM_THREADS") == "1":
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         threads = max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
     if threads is not None:
-        if threads < 1:
-            raise UserError(f"--num_threads {threads} must be at least 1.")
         torch.set_num_threads(threads)

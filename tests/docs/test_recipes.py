@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModelForMaskedLM
 import pretrain_mlm
 import run_classification
 import run_glue
-from experiments.arguments import given_arguments, load_recipe, parse_args
+from experiments.arguments import load_recipe, parse_args, parse_command
 from experiments.comparisons.stages import start_of
 from experiments.comparisons.tables import TABLES
 from experiments.glue.tasks import TASKS
@@ -64,7 +64,7 @@ def test_presets_take_overrides():
 def test_pretraining_recipes_parse(path, monkeypatch):
     flags = load_recipe(path)
     # Where there is no accelerator a recipe's bfloat16 is left out.
-    assert given_arguments(PRETRAINING, ["--recipe", str(path)]).keys() | {"bf16"} == flags.keys() | {"bf16"}
+    assert parse_command(PRETRAINING, argv=["--recipe", str(path)]).given.keys() | {"bf16"} == flags.keys() | {"bf16"}
     model, _, mlm, training = parse_args(PRETRAINING, ["--recipe", str(path), "--use_cpu"])
     build_config(model, mlm.vocab_size, mlm.max_seq_length, 0, training.seed)
 
@@ -84,14 +84,14 @@ def test_fine_tuning_recipes_parse(path):
     needed = ["--model_name_or_path", "x", "--task_name", "all", "--use_cpu"]
     base = CONFIGURATION / "glue" / "base.yaml"
     parse_args(run_glue.ARGUMENTS, ["--recipe", str(base), str(path), *needed])
-    given = given_arguments(run_glue.ARGUMENTS, ["--recipe", str(path), *needed])
+    given = parse_command(run_glue.ARGUMENTS, argv=["--recipe", str(path), *needed]).given
     assert given.keys() - {"model_name_or_path", "task_name", "use_cpu"} == load_recipe(path).keys()
 
 
 @pytest.mark.parametrize("path", sorted((CONFIGURATION / "classification").glob("*.yaml")), ids=lambda path: path.stem)
 def test_classification_recipes_parse(path):
     needed = ["--model_name_or_path", "x", "--train_file", "x.csv", "--use_cpu"]
-    given = given_arguments(run_classification.ARGUMENTS, ["--recipe", str(path), *needed])
+    given = parse_command(run_classification.ARGUMENTS, argv=["--recipe", str(path), *needed]).given
     assert given.keys() - {"model_name_or_path", "train_file", "use_cpu"} == load_recipe(path).keys()
 
 
@@ -140,11 +140,11 @@ def test_rows_of_tables_parse_and_restate_nothing(stage):
             arguments, required = FINE_TUNING[stage.script]
             for case in stage.cases:
                 parse_args(arguments, [*recipes, *required, *case.flags, *row])
-            given = given_arguments(arguments, [*required, *row])
+            given = parse_command(arguments, argv=[*required, *row]).given
         else:
             model, _, mlm, _ = parse_args(PRETRAINING, [*recipes, *row])
             build_config(model, 4096, mlm.max_seq_length, 0, 0)
-            given = given_arguments(PRETRAINING, row)
+            given = parse_command(PRETRAINING, argv=row).given
         assert not {name for name, value in given.items() if shared.get(name) == value}
         # They are the table's, where it searches rates and has cases of several lengths.
         assert not stage.learning_rates or not {"learning_rate", "max_steps"} & {*given}

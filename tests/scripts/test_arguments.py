@@ -10,7 +10,7 @@ import pytest
 import torch
 import yaml
 
-from experiments.arguments import UserError, given_arguments, parse_args, parse_command, run_script
+from experiments.arguments import UserError, parse_args, parse_command, run_script
 
 
 @dataclass
@@ -71,7 +71,7 @@ def test_missing_recipe_is_explained():
 def test_given_arguments_give_the_same_arguments_again(tmp_path):
     (tmp_path / "a.yaml").write_text("rate: 2\nnames: [x, y]\n")
     argv = ["--recipe", str(tmp_path / "a.yaml"), "--no_scale", "--mode=yes"]
-    given = given_arguments([Arguments], argv)
+    given = parse_command([Arguments], argv=argv).given
     assert given == {"rate": 2.0, "names": ["x", "y"], "scale": False, "mode": "yes"}
     (arguments,) = parse_args([Arguments], argv)
     assert parse(tmp_path, [yaml.safe_dump(given)]) == arguments

@@ -236,6 +236,18 @@ def test_guesses_are_those_of_the_model(tmp_path, tokenizer, sampling):
     assert trainer.compute_metrics is token_metrics
 
 
+def test_guesses_for_equal_words_are_not_interchanged(tmp_path, tokenizer):
+    rows = make_blocks([12] * 6)["input_ids"][:]
+    labels = [[IGNORE_INDEX] * 3 + [7] + [IGNORE_INDEX] * 8] * 6
+    model = make_model(tokenizer).eval()
+    trainer = make_trainer(tmp_path, tokenizer, model, train_sampling_strategy="group_by_length")
+    ids, _ = trainer.predict_masked(Dataset.from_dict({"input_ids": rows, "labels": labels})).swapaxes(0, 1)
+    with torch.no_grad():
+        expected = model(torch.tensor(rows)).logits[:, 3].topk(5)
+    assert ids.tolist() == expected.indices.tolist()
+    assert trainer.args.train_sampling_strategy == "group_by_length"
+
+
 PROSE = "the old clock . the {} of the house was in the garden , and {} was there . the x"
 
 

@@ -37,6 +37,7 @@ from experiments.models import (
     load_classifier,
     load_tokenizer,
 )
+from experiments.text.classifier import load_text_tokenizer
 from modeling_sktformer import SKTformerConfig, SKTformerForMaskedLM, SKTformerForSequenceClassification
 
 
@@ -225,6 +226,20 @@ def test_a_checkpoint_without_a_tokenizer_is_refused(tokenizer, tmp_path, model,
         return
     with pytest.raises(UserError, match=r"holds no tokenizer; save one beside it or give --tokenizer_name\.$"):
         load_tokenizer(folder, False, ["mask"])
+
+
+def test_a_tokenizer_is_of_the_checkpoint_s_revision(tokenizer, monkeypatch):
+    asked = []
+
+    def from_pretrained(name, revision, **options):
+        asked.append((name, revision))
+        return tokenizer
+
+    monkeypatch.setattr(models.AutoTokenizer, "from_pretrained", from_pretrained)
+    origin = {"model_name_or_path": "owner/model", "model_revision": "v1"}
+    load_text_tokenizer(CheckpointArguments(**origin))
+    load_text_tokenizer(CheckpointArguments(**origin, tokenizer_name="owner/words"))
+    assert asked == [("owner/model", "v1"), ("owner/words", "main")]
 
 
 def test_a_tokenizer_of_special_tokens_is_none(tmp_path):

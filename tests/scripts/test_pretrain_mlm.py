@@ -16,7 +16,7 @@ import yaml
 from transformers import AutoModelForMaskedLM, AutoTokenizer, pipeline
 
 import pretrain_mlm
-from experiments import training
+from experiments import models, training
 from experiments.arguments import UserError, run_script
 from experiments.run_folder import find_checkpoint
 from experiments.text.masked_lm import MaskedLMTrainer
@@ -182,6 +182,25 @@ def test_a_text_that_has_changed_makes_another_run(tmp_path, recipe, text, monke
         run(monkeypatch, "--recipe", recipe, "--train_file", changed)
 
 
+def test_a_configuration_file_that_has_changed_makes_another_run(tmp_path, recipe, monkeypatch):
+    folder = tmp_path / "run"
+    run(monkeypatch, "--recipe", recipe)
+    assert json.loads((folder / "run.json").read_text())["decides"]["config_name"] == "sktformer-tiny"
+    file = tmp_path / "mine.json"
+    fields = json.loads((tmp_path / "run" / "config.json").read_text())
+    file.write_text(json.dumps(fields))
+    flags = ["--recipe", recipe, "--config_name", file, "--output_dir", tmp_path / "other"]
+    run(monkeypatch, *flags)
+    moved = tmp_path / "moved" / "mine.json"
+    moved.parent.mkdir()
+    moved.write_bytes(file.read_bytes())
+    run(monkeypatch, *flags, "--config_name", moved, "--max_steps", 6)
+    assert metrics_of(tmp_path / "other")["history"][-1]["step"] == 6
+    file.write_text(json.dumps(fields | {"hidden_dropout_prob": 0.4}))
+    with pytest.raises(UserError, match=r"another run \(config_name: mine\.json@\w+ there, mine\.json@\w+ here\)"):
+        run(monkeypatch, *flags, "--max_steps", 8)
+
+
 def test_a_diverged_run_is_not_taken_for_a_good_one(tmp_path, recipe, monkeypatch):
     with pytest.raises(UserError, match="Training has diverged"):
         run(monkeypatch, "--recipe", recipe, "--learning_rate", 1e30, "--max_grad_norm", 0, "--optim", "sgd")
@@ -336,7 +355,7 @@ def test_two_processes_train_as_one(tmp_path, recipe):
         (["--datasets", "Salesforce/wikitext:wikitext-103-raw-v1"], "(?i)offline|reach"),
         (["--attn_implementation", "sdpa"], "--attn_implementation"),
         (["--evaluation_strategy", "steps"], "--evaluation_strategy"),
-        (["--vocab_size", "5"], "--vocab_size must be at least 7"),
+        (["--vocab_size", "5"], "--vocab_size is 5; it must be at least 7"),
         (["--config_overrides", "hidden_act=gleu"], "hidden_act"),
         (["--config_overrides", "initializer_range=-1"], "initializer_range"),
         (["--resume_from_checkpoint", "nowhere"], "--resume_from_checkpoint nowhere"),
@@ -373,6 +392,32 @@ def test_overwriting_is_for_runs_alone(tmp_path, recipe, monkeypatch):
     assert "overwrite" not in (folder / "arguments.yaml").read_text()
     run(monkeypatch, "--recipe", recipe, "--overwrite", "--seed", 5)
     assert metrics_of(folder)["seed"] == 5
+
+
+def test_a_folder_is_emptied_when_all_processes_have_looked_at_it(tmp_path, recipe, monkeypatch):
+    run(monkeypatch, "--recipe", recipe)
+    seen = []
+    monkeypatch.setattr(
+        pretrain_mlm.PartialState,
+        "wait_for_everyone",
+        lambda _: seen.append((tmp_path / "run" / "metrics.json").exists()),
+    )
+    run(monkeypatch, "--recipe", recipe, "--overwrite")
+    assert seen[0], "another process may not have looked yet"
+
+
+@pytest.mark.parametrize(
+    ("flags", "origin"), [((), ("owner/model", "v1")), (("owner/words",), ("owner/words", "main"))]
+)
+def test_a_revision_is_that_of_the_checkpoint_and_its_tokenizer(recipe, monkeypatch, flags, origin):
+    asked = []
+    monkeypatch.setattr(
+        models, "load_tokenizer", lambda name, _, __, revision: asked.append((name, revision)) or stop()
+    )
+    named = [word for name in flags for word in ("--tokenizer_name", name)]
+    with pytest.raises(Stopped):
+        run(monkeypatch, "--recipe", recipe, "--model_name_or_path", "owner/model", "--model_revision", "v1", *named)
+    assert asked == [origin]
 
 
 def test_what_must_stay_secret_is_not_written_down(tmp_path, recipe, monkeypatch):

@@ -158,7 +158,7 @@ def test_what_decides_which_checkpoint_is_kept_decides_the_result(tmp_path, flag
         (["--report_to", "wandb"], "--report_to .*wandb"),
         (["--report_to", "tensorboard"], "--report_to .*tensorboard"),
         (["--report_to", "carrier_pigeon"], "--report_to .*carrier_pigeon.*not supported"),
-        (["--num_threads", "0"], "--num_threads 0"),
+        (["--num_threads", "0"], "--num_threads is 0"),
         (["--seed", "-1"], "--seed -1"),
     ],
 )

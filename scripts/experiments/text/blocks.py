@@ -1,6 +1,6 @@
 """What masked language modelling reads: a tokenizer, and a corpus packed into blocks for one architecture."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +9,7 @@ from datasets import Dataset, IterableDataset
 from filelock import FileLock
 from transformers import PreTrainedTokenizerBase
 
-from experiments.arguments import UserError, one_line
+from experiments.arguments import UserError, flag, require_at_least
 from experiments.models import load_tokenizer
 from experiments.text.corpus import Corpus, CorpusArguments
 from experiments.text.packing import count_tokens, mix_blocks, prepare_blocks, stream_blocks, unigram_cross_entropy
@@ -28,40 +28,30 @@ EVALUATION_TOKENS = 500_000
 class MaskedLMArguments:
     """What is masked and how it is cut into blocks."""
 
-    tokenizer_name: str | None = field(
-        default=None, metadata={"help": "Folder or Hub id; by default the model's, or one trained on the corpus."}
-    )
-    vocab_size: int = field(default=30522, metadata={"help": "Size of a tokenizer that is trained on the corpus."})
-    max_seq_length: int = field(
-        default=512, metadata={"help": "Length of a block in tokens, [CLS] and [SEP] included."}
-    )
-    mlm_probability: float = field(default=0.15, metadata={"help": "Share of the tokens to predict."})
-    full_blocks_only: bool = field(
-        default=False, metadata={"help": "Leave out shorter blocks, for architectures that take one length alone."}
-    )
-    max_train_samples: int | None = field(default=None, metadata={"help": "Train on so many blocks; by default all."})
-    max_eval_samples: int | None = field(
-        default=None,
-        metadata={"help": f"Evaluate on so many blocks; by default on {EVALUATION_TOKENS:,} tokens at most."},
+    tokenizer_name: str | None = flag(None, "Folder or Hub id; by default the model's, or one trained on the corpus.")
+    vocab_size: int = flag(30522, "Size of a tokenizer that is trained on the corpus.")
+    max_seq_length: int = flag(512, "Length of a block in tokens, [CLS] and [SEP] included.")
+    mlm_probability: float = flag(0.15, "Share of the tokens to predict.")
+    full_blocks_only: bool = flag(False, "Leave out shorter blocks, for architectures that take one length alone.")
+    max_train_samples: int | None = flag(None, "Train on so many blocks; by default all.")
+    max_eval_samples: int | None = flag(
+        None, f"Evaluate on so many blocks; by default on {EVALUATION_TOKENS:,} tokens at most."
     )
 
     def __post_init__(self):
-        least = {"max_train_samples": 1, "max_eval_samples": 1, "vocab_size": 7, "max_seq_length": 3}
-        for name, bound in least.items():
-            if (value := getattr(self, name)) is not None and value < bound:
-                raise ValueError(f"--{name} must be at least {bound}, got {value}.")
+        require_at_least(1, self, "max_train_samples", "max_eval_samples")
+        require_at_least(3, self, "max_seq_length")
+        require_at_least(7, self, "vocab_size")
         if not 0 < self.mlm_probability < 1:
-            raise ValueError(f"--mlm_probability must lie between 0 and 1, got {self.mlm_probability}.")
+            raise UserError(f"--mlm_probability is {self.mlm_probability}; it must lie between 0 and 1.")
 
 
 @dataclass
 class Blocks:
     """
-    Packed text.
-
-    `unigram_loss` is what unigram frequencies score on `evaluation`, in nats per token. `token_counts`, of shape
-    `(vocab_size,)`, is of the training blocks, or, where they are a stream, of the evaluation blocks. `description`
-    says how much text there is and how much of it is used.
+    Packed text. `unigram_loss` is what unigram frequencies score on `evaluation`, in nats per token. `token_counts`,
+    of shape `(vocab_size,)`, is of the training blocks, or, where they are a stream, of the evaluation blocks.
+    `description` says how much text there is and how much of it is used.
     """
 
     train: Dataset | IterableDataset
@@ -76,21 +66,13 @@ class Blocks:
 
 
 def train_tokenizer_once(folder: Path, corpus: Corpus, mlm_arguments: MaskedLMArguments) -> PreTrainedTokenizerBase:
-    """
-    Train a run's tokenizer in one of its processes and load it in all; if it is in `folder` it is only loaded.
-
-    Raises:
-        UserError: if the text is empty.
-    """
+    """Train a run's tokenizer in one of its processes and load it in all; if it is in `folder` it is only loaded."""
     # A file lock and not a barrier: training on a large corpus outlasts the time-out of a collective.
     with FileLock(f"{folder}.lock"):
         if not folder.is_dir():
             texts = sample_texts(corpus.train, probabilities=corpus.probabilities)
             length = mlm_arguments.max_seq_length
-            try:
-                save_tokenizer(train_wordpiece(texts, mlm_arguments.vocab_size, model_max_length=length), folder)
-            except ValueError as error:
-                raise UserError(f"No tokenizer can be trained: {one_line(error)}") from error
+            save_tokenizer(train_wordpiece(texts, mlm_arguments.vocab_size, model_max_length=length), folder)
     return load_tokenizer(str(folder), False, MASKED_LM_TOKENS)
 
 
@@ -104,16 +86,11 @@ def load_blocks(
     num_readers: int,
 ) -> Blocks:
     """
-    Pack a corpus into blocks and measure what unigram frequencies would score.
+    Pack a corpus into blocks for an architecture, and measure what unigram frequencies would score.
 
-    Args:
-        model_type (`str`): The architecture that reads the blocks.
-        corpus_arguments, mlm_arguments: How the text is packed, and how much of it is used.
-        seed (`int`): Seed of the order in which sources are mixed and streams are shuffled.
-        num_readers (`int`): Processes times data loader workers that read a stream at the same time.
-
-    Raises:
-        UserError: if there is no text to evaluate on, or too little for a block.
+    Sources are mixed, and streams shuffled, in an order that follows from `seed`; `num_readers` processes and workers
+    of data loaders read a stream at the same time. Raises a `UserError` if there is no text to evaluate on, or too
+    little for a block.
     """
     length, single = mlm_arguments.max_seq_length, corpus_arguments.one_document_per_block
     if not corpus.validation:
@@ -124,7 +101,7 @@ def load_blocks(
         num_proc = corpus_arguments.preprocessing_num_workers
         options = (length, corpus.cache_dir, single, num_proc, max_blocks)
         blocks = [prepare_blocks(source, tokenizer, *options) for source in sources]
-        return [select_full_blocks(part, length) for part in blocks] if full_only else blocks
+        return [part.select(_full_blocks(part, length)) for part in blocks] if full_only else blocks
 
     most = mlm_arguments.max_eval_samples or max(1, EVALUATION_TOKENS // length)
     # Of a stream only the beginning is read: there is no end in sight.
@@ -171,7 +148,6 @@ def _count_of(used: Dataset, available: Dataset) -> str:
     return f"{len(used):,}" if len(used) == len(available) else f"{len(used):,} of {len(available):,}"
 
 
-def select_full_blocks(blocks: Dataset, length: int) -> Dataset:
-    """The blocks of exactly `length` tokens."""
-    lengths = pc.list_value_length(blocks.data.column("input_ids")).to_numpy()
-    return blocks.select((lengths == length).nonzero()[0])
+def _full_blocks(blocks: Dataset, length: int) -> np.ndarray:
+    """The numbers of the blocks of exactly `length` tokens."""
+    return (pc.list_value_length(blocks.data.column("input_ids")).to_numpy() == length).nonzero()[0]

@@ -12,15 +12,15 @@ import os
 import re
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import datasets
 from datasets.packaged_modules.text.text import TextConfig
 
-from experiments.arguments import UserError
+from experiments.arguments import UserError, flag, require_at_least
 from experiments.loading import explained_errors
 from experiments.text.documentation import documentation_versions, iter_documentation
 from experiments.text.source import Rows, Side, TextSource, Unit, digest
@@ -32,68 +32,47 @@ _FILE_TYPES = {".txt": "text", ".json": "json", ".jsonl": "json", ".csv": "csv",
 _VALIDATION_SPLITS = ("validation", "valid", "val", "dev")
 _DATASET = re.compile(r"(?P<path>[^:@]+)(?::(?P<config>[^@]+))?(?:@(?P<revision>.+))?")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-_STRINGS = ("string", "large_string")
-_NAMED_FILES = 3  # of a list of files, so many are named
+_explained_errors = partial(
+    explained_errors, local="--train_file", configuration="write the configuration as path:config"
+)
 
 
 @dataclass
 class CorpusArguments:
     """Flags that say which text to read. Without any, the documentation of this Python installation is read."""
 
-    datasets: list[str] | None = field(
-        default=None,
-        metadata={
-            "help": "Data sets to mix, each path[:config][@revision] with a Hub id or a local folder as path, e.g. "
-            "Salesforce/wikitext:wikitext-103-raw-v1."
-        },
+    datasets: list[str] | None = flag(
+        None,
+        "Data sets to mix, each path[:config][@revision] with a Hub id or a local folder as path, e.g. "
+        "Salesforce/wikitext:wikitext-103-raw-v1.",
     )
-    dataset_name: str | None = field(
-        default=None, metadata={"help": "A single data set in place of --datasets: path or path@revision."}
+    dataset_name: str | None = flag(None, "A single data set in place of --datasets: path or path@revision.")
+    dataset_config_name: str | None = flag(None, "The configuration of --dataset_name.")
+    train_file: list[str] | None = flag(
+        None, "Local .txt, .json, .jsonl, .csv or .parquet files; books/*.txt is allowed."
     )
-    dataset_config_name: str | None = field(default=None, metadata={"help": "The configuration of --dataset_name."})
-    train_file: list[str] | None = field(
-        default=None, metadata={"help": "Local .txt, .json, .jsonl, .csv or .parquet files; books/*.txt is allowed."}
+    validation_file: list[str] | None = flag(
+        None, "Local files to validate on in place of data sets' validation splits."
     )
-    validation_file: list[str] | None = field(
-        default=None, metadata={"help": "Local files to validate on in place of data sets' validation splits."}
+    encoding: str = flag("utf-8", "Encoding of --train_file and --validation_file, e.g. latin-1.")
+    text_column: str | None = flag(None, "The column with the text; by default `text`, or the only one of strings.")
+    probabilities: list[float] | None = flag(
+        None,
+        "How often to draw from each entry of --datasets, then of --train_file: any positive numbers; by default in "
+        "proportion to the sizes.",
     )
-    encoding: str = field(
-        default="utf-8", metadata={"help": "Encoding of --train_file and --validation_file, e.g. latin-1."}
+    validation_fraction: float = flag(
+        0.01, "Share of the documents to hold out where no text to validate on is given; 0 for none."
     )
-    text_column: str | None = field(
-        default=None, metadata={"help": "The column with the text; by default `text`, or the only one of strings."}
+    document_unit: Literal["auto", "row", "blank_line", "file"] = flag(
+        "auto",
+        "What ends a document: its row, a blank row, or its text file. auto: blank_line for text files, row for "
+        "everything else.",
     )
-    probabilities: list[float] | None = field(
-        default=None,
-        metadata={
-            "help": "How often to draw from each entry of --datasets, then of --train_file: any positive numbers; by "
-            "default in proportion to the sizes."
-        },
-    )
-    validation_fraction: float = field(
-        default=0.01,
-        metadata={"help": "Share of the documents to hold out where no text to validate on is given; 0 for none."},
-    )
-    document_unit: Literal["auto", "row", "blank_line", "file"] = field(
-        default="auto",
-        metadata={
-            "help": "What ends a document: its row, a blank row, or its text file. auto: blank_line for text files, "
-            "row for everything else."
-        },
-    )
-    one_document_per_block: bool = field(
-        default=False, metadata={"help": "Never put two documents in one block of tokens."}
-    )
-    streaming: bool = field(
-        default=False, metadata={"help": "Read and tokenize while training; nothing is prepared on disk first."}
-    )
-    preprocessing_num_workers: int | None = field(
-        default=None, metadata={"help": "Processes that tokenize what is prepared on disk."}
-    )
-    cache_dir: str | None = field(
-        default=None,
-        metadata={"help": "Folder for prepared text and blocks; by default that of the datasets library."},
-    )
+    one_document_per_block: bool = flag(False, "Never put two documents in one block of tokens.")
+    streaming: bool = flag(False, "Read and tokenize while training; nothing is prepared on disk first.")
+    preprocessing_num_workers: int | None = flag(None, "Processes that tokenize what is prepared on disk.")
+    cache_dir: str | None = flag(None, "Folder for prepared text and blocks; by default that of the datasets library.")
 
     def __post_init__(self) -> None:
         if self.dataset_config_name and not self.dataset_name:
@@ -110,28 +89,24 @@ class CorpusArguments:
             raise UserError("--document_unit file is for text files alone; name them with --train_file.")
         if not 0 <= self.validation_fraction < 1:
             raise UserError(f"--validation_fraction is {self.validation_fraction}; it must be in [0, 1).")
-        if (workers := self.preprocessing_num_workers) is not None and workers < 1:
-            raise UserError(f"--preprocessing_num_workers is {workers}; it must be at least 1.")
+        require_at_least(1, self, "preprocessing_num_workers")
         try:
             codecs.lookup(self.encoding)
         except LookupError as error:
             raise UserError(f"--encoding {self.encoding} is not known; try utf-8, latin-1 or cp1252.") from error
-        probabilities = self.probabilities or []
+        given = self.probabilities or []
         entries = len([*(self.datasets or []), *(self.train_file or [])]) or 1
-        if len(probabilities) not in (0, entries):
-            raise UserError(
-                f"--probabilities has {len(probabilities)} numbers for {entries} sources; give one for each."
-            )
-        if not all(0 < probability < float("inf") for probability in probabilities):
-            raise UserError(f"--probabilities must be positive numbers, not {probabilities}.")
+        if len(given) not in (0, entries):
+            raise UserError(f"--probabilities has {len(given)} numbers for {entries} sources; give one for each.")
+        if not all(0 < probability < float("inf") for probability in given):
+            raise UserError(f"--probabilities must be positive numbers, not {given}.")
 
 
 @dataclass(frozen=True)
 class Corpus:
     """
-    The text of a pretraining run: what to train on, what to validate on (nothing if nothing is held out), how often to
-    draw from each source of `train`, with sum 1 (by default in proportion to their sizes), where prepared blocks
-    belong, and the ids of data sets of the Hub.
+    The text of a pretraining run. `validation` is empty if nothing is held out; `probabilities`, with sum 1, are those
+    of drawing from each source of `train`, by default in proportion to their sizes; prepared blocks go to `cache_dir`.
     """
 
     train: list[TextSource]
@@ -148,18 +123,15 @@ class Corpus:
     @property
     def fingerprint(self) -> str:
         """Equal for equal text, wherever it lies, and another one if a file of it changes."""
-        sides = ([source.fingerprint for source in sources] for sources in (self.train, self.validation))
-        return digest(*next(sides), "", *next(sides))
+        train, validation = ([source.fingerprint for source in side] for side in (self.train, self.validation))
+        return digest(*train, "", *validation)
 
 
 def load_corpus(arguments: CorpusArguments) -> Corpus:
     """
-    Open the text that `arguments` name.
-
-    Validation text comes from `validation_file`, else from validation splits, else every source holds documents out.
-
-    Raises:
-        UserError: if something cannot be found, reached or read, or holds no text.
+    Open the text that `arguments` name. Validation text comes from `validation_file`, else from validation splits,
+    else every source holds documents out. Raises a `UserError` if something cannot be found, reached or read, or holds
+    no text.
     """
     if not sys.stderr.isatty():
         datasets.disable_progress_bars()  # in a log file every step of a bar would be a line
@@ -175,45 +147,39 @@ def load_corpus(arguments: CorpusArguments) -> Corpus:
     if not validation and arguments.validation_fraction:
         splits = [source.split(arguments.validation_fraction) for source in train]
         train, validation = [first for first, _ in splits], [second for _, second in splits]
-    weights = arguments.probabilities
-    corpus = Corpus(
-        train=train,
-        validation=validation,
-        probabilities=[weight / sum(weights) for weight in weights] if weights else None,
-        cache_dir=Path(arguments.cache_dir or datasets.config.HF_DATASETS_CACHE).expanduser() / "sktformer",
-        hub_datasets=tuple(path for path, *_ in map(_parse_spec, arguments.datasets or []) if not os.path.isdir(path)),
-    )
-    logger.info("Training text: %s.", corpus.description)
+    logger.info("Training text: %s.", _describe(train))
     logger.info("Validation text: %s.", _describe(validation) or "none")
-    return corpus
+    weights = arguments.probabilities
+    probabilities = [weight / sum(weights) for weight in weights] if weights else None
+    cache_dir = Path(arguments.cache_dir or datasets.config.HF_DATASETS_CACHE).expanduser() / "sktformer"
+    paths = [_parse_spec(spec)[0] for spec in arguments.datasets or []]
+    return Corpus(
+        train, validation, probabilities, cache_dir, tuple(path for path in paths if not os.path.isdir(path))
+    )
 
 
 def _load_documentation(arguments: CorpusArguments) -> TextSource:
+    def read() -> Iterator[dict[str, str]]:
+        logger.info("Reading the documentation of this Python installation (once, the result is kept).")
+        return ({"text": document} for document in iter_documentation())
+
     fingerprint = digest(documentation_versions())
-    rows = datasets.Dataset.from_generator(
-        _documentation_rows,
-        features=datasets.Features({"text": datasets.Value("string")}),
-        cache_dir=arguments.cache_dir,
-        fingerprint=fingerprint,
-    )
+    features = datasets.Features({"text": datasets.Value("string")})
+    options: dict[str, Any] = {"cache_dir": arguments.cache_dir, "fingerprint": fingerprint}
+    rows = datasets.Dataset.from_generator(read, features=features, **options)
     return _make_source("documentation of the Python installation", rows, fingerprint, "row", arguments)
-
-
-def _documentation_rows() -> Iterator[dict[str, str]]:
-    logger.info("Reading the documentation of this Python installation (once, the result is kept).")
-    return ({"text": document} for document in iter_documentation())
 
 
 def _load_files(patterns: list[str], arguments: CorpusArguments) -> list[TextSource]:
     """With probabilities every entry is a source of its own, otherwise all files of one type are one source."""
     sources = []
     for group in [[pattern] for pattern in patterns] if arguments.probabilities else [patterns]:
-        files = list(dict.fromkeys(file for pattern in group for file in _find_files(pattern)))
-        types = list(dict.fromkeys(map(_file_type, files)))
-        if len(types) > 1 and arguments.probabilities:
+        files: dict[str, list[str]] = {}  # of each type
+        for file in dict.fromkeys(file for pattern in group for file in _find_files(pattern)):
+            files.setdefault(_file_type(file), []).append(file)
+        if len(files) > 1 and arguments.probabilities:
             raise UserError(f"{group[0]} matches files of several types; give --probabilities for one pattern a type.")
-        for file_type in types:
-            of_type = [file for file in files if _file_type(file) == file_type]
+        for file_type, of_type in files.items():
             try:
                 sources.append(_load_group(file_type, of_type, arguments))
             except UserError:
@@ -240,7 +206,7 @@ def _file_type(path: str) -> str:
 
 def _load_group(file_type: str, files: list[str], arguments: CorpusArguments) -> TextSource:
     """Files of one type as one source."""
-    description = _list_files(files)
+    description = _list_files([Path(file).name for file in files])
     name = files[0] if len(files) == 1 else description
     whole_files = arguments.document_unit == "file"
     if whole_files and file_type != "text":
@@ -278,13 +244,11 @@ def _join_files(files: list[Rows]) -> Rows:
     return datasets.concatenate_datasets([part for file in files for part in (file, blank)][:-1])
 
 
-def _list_files(files: list[str]) -> str:
-    names = [Path(file).name for file in files]
+def _list_files(names: list[str]) -> str:
     if len(names) == 1:
         return names[0]
-    rest = len(names) - _NAMED_FILES
-    shown = f"{', '.join(names[:_NAMED_FILES])}, ... and {rest} more" if rest > 1 else ", ".join(names)
-    return f"{len(names)} files: {shown}"
+    named = [*names[:3], f"... and {len(names) - 3} more"] if len(names) > 4 else names
+    return f"{len(names)} files: {', '.join(named)}"
 
 
 def _describe(sources: list[TextSource]) -> str:
@@ -345,18 +309,18 @@ def _parse_spec(spec: str) -> tuple[str, str | None, str | None]:
 
 
 def _select_splits(spec: str, splits: list[str]) -> dict[Side, str]:
-    train = "train" if "train" in splits else splits[0]
-    if train != "train" and len(splits) > 1:
+    if "train" not in splits and len(splits) > 1:
         raise UserError(f"{spec} has no split `train` but {', '.join(splits)}; give another data set, or files.")
-    validation = [split for split in _VALIDATION_SPLITS if split in splits and split != train]
-    return {"train": train, "validation": validation[0]} if validation else {"train": train}
+    if "train" not in splits:
+        return {"train": splits[0]}
+    validation = next((split for split in _VALIDATION_SPLITS if split in splits), None)
+    return {"train": "train", "validation": validation} if validation else {"train": "train"}
 
 
 def _builder_fingerprint(path: str, builder: datasets.DatasetBuilder, split: str) -> str:
-    if os.path.isdir(path):
-        files = sorted(builder.config.data_files[split])
-        return digest(type(builder.config).__name__, *map(_hash_file, files))
-    return digest(path, builder.config.name, str(builder.hash), split)
+    if not os.path.isdir(path):
+        return digest(path, builder.config.name, str(builder.hash), split)
+    return digest(type(builder.config).__name__, *map(_hash_file, sorted(builder.config.data_files[split])))
 
 
 def _make_source(
@@ -380,16 +344,13 @@ def _select_column(name: str, rows: Rows, wanted: str | None) -> str:
         columns, text_columns = list(row), [column for column, value in row.items() if isinstance(value, str)]
     else:
         columns = list(rows.features)
-        text_columns = [column for column in columns if getattr(rows.features[column], "dtype", None) in _STRINGS]
+        kinds = {column: getattr(feature, "dtype", None) for column, feature in rows.features.items()}
+        text_columns = [column for column in columns if kinds[column] in ("string", "large_string")]
     chosen = [wanted] if wanted is not None else ["text"] if "text" in text_columns else text_columns
     if len(chosen) != 1 or chosen[0] not in text_columns:
         found = f"in the columns {', '.join(text_columns) or '(none)'} of {', '.join(columns)}"
         raise UserError(f"{name} holds text {found}; name one with --text_column.")
     return chosen[0]
-
-
-def _explained_errors(name: str) -> AbstractContextManager[None]:
-    return explained_errors(name, "--train_file", "write the configuration as path:config")
 
 
 def _hash_file(path: str, encoding: str | None = None) -> str:

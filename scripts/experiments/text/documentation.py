@@ -52,16 +52,15 @@ def iter_documentation(max_characters: int = MAX_CHARACTERS) -> Iterator[str]:
     """
     Read the documentation of this Python installation as English prose.
 
-    The order is fixed: help topics, standard library, installed packages by name. Code, doctests, tables, lists of
-    parameters and repeated paragraphs are left out. Modules that cannot be read or parsed are skipped.
-
-    Yields:
-        `str`: a document, that is one help topic or the docstrings of one module, with one paragraph a line. The one
-        that reaches `max_characters` is the last.
+    A document is one help topic or the docstrings of one module, with one paragraph a line; the one that reaches
+    `max_characters` is the last. The order is fixed: help topics, standard library, installed packages by name. Code,
+    doctests, tables, lists of parameters and repeated paragraphs are left out, modules that cannot be read or parsed
+    skipped.
     """
     seen: set[str] = set()
     num_characters = 0
-    for docstrings in chain(([topics[name]] for name in sorted(topics)), _installed_docstrings()):
+    modules = (path for folder in ("stdlib", "purelib") for path in _iter_modules(Path(sysconfig.get_path(folder))))
+    for docstrings in chain(([topics[name]] for name in sorted(topics)), map(_read_docstrings, modules)):
         paragraphs = []
         for paragraph in chain.from_iterable(map(_prose_paragraphs, docstrings)):
             # Packages repeat one another's paragraphs with other names and numbers in them.
@@ -69,11 +68,9 @@ def iter_documentation(max_characters: int = MAX_CHARACTERS) -> Iterator[str]:
             if key not in seen:
                 seen.add(key)
                 paragraphs.append(paragraph)
-        if not paragraphs:
-            continue
-        document = "\n".join(paragraphs)
-        yield document
-        num_characters += len(document)
+        if paragraphs:
+            yield (document := "\n".join(paragraphs))
+            num_characters += len(document)
         if num_characters >= max_characters:
             return
 
@@ -83,15 +80,6 @@ def documentation_versions() -> str:
     packages = sorted(f"{package.name}=={package.version}" for package in metadata.distributions())
     rules = f"format-{FORMAT_VERSION}-{MAX_CHARACTERS}"
     return " ".join([rules, f"python=={platform.python_version()}", *packages])
-
-
-def _installed_docstrings() -> Iterator[list[str]]:
-    """The docstrings of each module of the standard library, then of each module of the installed packages."""
-    for folder in ("stdlib", "purelib"):
-        for path in _iter_modules(Path(sysconfig.get_path(folder))):
-            docstrings = _read_docstrings(path)
-            if docstrings:
-                yield docstrings
 
 
 def _iter_modules(root: Path) -> Iterator[Path]:
@@ -116,8 +104,7 @@ def _read_docstrings(path: Path) -> list[str]:
 
 
 def _iter_docstrings(node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[str]:
-    docstring = ast.get_docstring(node)
-    if docstring:
+    if docstring := ast.get_docstring(node):
         yield docstring
     if isinstance(node, (ast.Module, ast.ClassDef)):
         for child in node.body:

@@ -2,9 +2,8 @@
 
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from datasets import Dataset
@@ -24,8 +23,7 @@ _SEARCHED_BLOCKS = 200
 _WORD_BEGINS = ("Ġ", "▁")
 
 
-@dataclass(frozen=True)
-class MaskedWord:
+class MaskedWord(NamedTuple):
     """The word at a place of a block of token ids, and the places of the sentence that it stands in."""
 
     block: list[int]
@@ -41,7 +39,8 @@ def choose_words(blocks: Blocks, tokenizer: PreTrainedTokenizerBase, count: int)
     sentence of a block of its own. If there are not enough of them, any word is taken, with the words around it.
     """
     names = np.array(tokenizer.convert_ids_to_tokens(list(range(len(tokenizer)))))
-    is_word = np.array([len(_letters(name)) >= 3 and _letters(name).isalpha() for name in names])
+    letters = [name.lstrip("".join(_WORD_BEGINS)) for name in names]
+    is_word = np.array([len(word) >= 3 and word.isalpha() for word in letters])
     ranking = np.argsort(-np.where(is_word, blocks.token_counts, -1), kind="stable")[: is_word.sum()]
     common = set(ranking[_SHOWN_RANKS].tolist()) or set(ranking.tolist())
     generator = np.random.default_rng(0)
@@ -71,28 +70,22 @@ def show_predictions(trainer: MaskedLMTrainer, blocks: Blocks, count: int = 6) -
     """
     Print what the model puts in the place of a few masked words; to be called on all processes.
 
-    Returns:
-        `list[str]`: the words' sentences, masked.
+    Returns the words' sentences, masked.
     """
     tokenizer: Any = trainer.processing_class
     words = choose_words(blocks, tokenizer, count)
-    rows: list[dict[str, list[int]]] = []
-    for word in words:
-        row = {"input_ids": list(word.block), "labels": [IGNORE_INDEX] * len(word.block)}
-        row["input_ids"][word.place], row["labels"][word.place] = tokenizer.mask_token_id, word.block[word.place]
-        rows.append(row)
-    predictions = trainer.predict_masked(Dataset.from_list(rows))
+    inputs = np.array([word.block for word in words])
+    labels = np.full_like(inputs, IGNORE_INDEX)
+    masked = (range(len(words)), [word.place for word in words])
+    labels[masked], inputs[masked] = inputs[masked], tokenizer.mask_token_id
+    predictions = trainer.predict_masked(Dataset.from_dict({"input_ids": inputs, "labels": labels}))
     sentences = []
-    for word, row, (ids, probabilities) in zip(words, rows, predictions, strict=True):
-        guesses = (f"{tokenizer.decode(int(n)).strip()} ({p:.0%})" for n, p in zip(ids, probabilities, strict=True))
-        answer = tokenizer.decode(word.block[word.place]).strip()
-        sentences.append(tokenizer.decode(row["input_ids"][word.sentence]).strip())
-        logger.info("  %s\n    was: %s; guessed: %s", sentences[-1], answer, ", ".join(guesses))
+    for word, row, answer, best in zip(words, inputs, labels[masked], predictions, strict=True):
+        guesses = (f"{tokenizer.decode(int(token)).strip()} ({probability:.0%})" for token, probability in best.T)
+        sentences.append(tokenizer.decode(row[word.sentence]).strip())
+        was = tokenizer.decode(answer).strip()
+        logger.info("  %s\n    was: %s; guessed: %s", sentences[-1], was, ", ".join(guesses))
     return sentences
-
-
-def _letters(name: str) -> str:
-    return name.lstrip("".join(_WORD_BEGINS))
 
 
 def _is_whole_word(tokens: Sequence[str], place: int) -> bool:

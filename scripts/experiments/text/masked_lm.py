@@ -11,6 +11,7 @@ import torch
 from datasets import Dataset, IterableDataset
 from transformers import (
     DataCollatorForLanguageModeling,
+    DataCollatorForTokenClassification,
     EvalPrediction,
     PreTrainedTokenizerBase,
     TrainerCallback,
@@ -53,11 +54,7 @@ class MaskingCollator(DataCollatorForLanguageModeling):
 
     def torch_call(self, examples: list[Any]) -> dict[str, torch.Tensor]:
         if "labels" in examples[0]:
-            labels = [example.pop("labels") for example in examples]
-            batch = dict(self.tokenizer.pad(examples, return_tensors="pt"))
-            width = batch["input_ids"].shape[1]
-            padded = [list(row) + [IGNORE_INDEX] * (width - len(row)) for row in labels]
-            batch["labels"] = torch.tensor(padded)
+            batch = dict(DataCollatorForTokenClassification(self.tokenizer).torch_call(examples))
         else:
             self.generator = torch.Generator().manual_seed(self._next_seed())
             batch = dict(super().torch_call(examples))
@@ -122,11 +119,8 @@ def _mask_rows(rows: Mapping[str, list], indices: list[int], **options: Any) -> 
 
 def sum_token_losses(logits: torch.Tensor | tuple, labels: torch.Tensor) -> torch.Tensor:
     """
-    Reduce a batch's [`predicted_logits`] to what the metrics need, so that no logits are ever gathered.
-
-    Returns:
-        `torch.Tensor` of shape `(batch_size, 3)`: each sequence's summed loss in nats, correct predictions and number
-        of predicted tokens.
+    Reduce a batch's [`predicted_logits`] to what the metrics need, so that no logits are ever gathered: the summed
+    loss in nats, correct predictions and number of predicted tokens of each sequence, of shape `(batch_size, 3)`.
     """
     rows = predicted_logits(logits, labels)
     predicted = labels != IGNORE_INDEX
@@ -139,12 +133,8 @@ def sum_token_losses(logits: torch.Tensor | tuple, labels: torch.Tensor) -> torc
 
 def predicted_logits(logits: torch.Tensor | tuple, labels: torch.Tensor) -> torch.Tensor:
     """
-    The logits at the labelled places, as float32 of shape `(num_labelled, vocab_size)`.
-
-    Args:
-        logits (`torch.Tensor`, or a tuple that begins with it): Of shape `(batch_size, sequence_length, vocab_size)`,
-            or, of heads that give the labelled places alone, `(num_labelled, vocab_size)`.
-        labels (`torch.LongTensor` of shape `(batch_size, sequence_length)`).
+    The logits at the labelled places, as float32 of shape `(num_labelled, vocab_size)`, for labels of shape
+    `(batch_size, sequence_length)`. Some heads give these places alone, and some a tuple that begins with the logits.
     """
     scores = logits[0] if isinstance(logits, tuple) else logits
     return (scores if scores.dim() == 2 else scores[labels != IGNORE_INDEX]).float()
@@ -170,10 +160,8 @@ def token_metrics(prediction: EvalPrediction) -> dict[str, float]:
 
 class MaskedLMTrainer(ExperimentTrainer):
     """
-    A Trainer whose `eval_loss` is the mean over all predicted tokens, of one model on all processes.
-
-    The Trainer's own is the mean over batches of their means, which weighs the tokens of a batch with few of them more
-    and depends on the batch size.
+    A Trainer whose `eval_loss` is the mean over all predicted tokens. The Trainer's own is the mean over batches of
+    their means, which weighs the tokens of a batch with few of them more and depends on the batch size.
     """
 
     def __init__(self, **kwargs: Any):
@@ -190,22 +178,13 @@ class MaskedLMTrainer(ExperimentTrainer):
         """
         What the model puts into the place of masked words; to be called on all processes.
 
-        Args:
-            dataset (`Dataset`): Rows of one length with `input_ids` and `labels`, one labelled place in each.
-            top_k (`int`): How many tokens to give.
-
-        Returns:
-            `np.ndarray` of shape `(num_rows, 2, top_k)`: ids and probabilities, the likeliest first.
+        The rows are of one length, with `input_ids` and `labels`, one labelled place in each. Returns ids and
+        probabilities, the likeliest first, of shape `(num_rows, 2, top_k)`.
         """
-        kept = self.compute_metrics, self.preprocess_logits_for_metrics
+        kept = self.compute_metrics, self.preprocess_logits_for_metrics, self.args.train_sampling_strategy
         self.compute_metrics, self.preprocess_logits_for_metrics = None, partial(_best_tokens, top_k=top_k)
+        self.args.train_sampling_strategy = "random"  # rows that are grouped by length would come in another order
         try:
-            output = self.predict(dataset)
+            return np.asarray(self.predict(dataset).predictions)
         finally:
-            self.compute_metrics, self.preprocess_logits_for_metrics = kept
-        order = np.asarray(output.label_ids).tolist()  # which groups by length where training does
-        places = []
-        for labels in dataset["labels"]:
-            places.append(order.index(labels))
-            order[places[-1]] = None  # another row may have the same word at the same place
-        return np.asarray(output.predictions)[places]
+            self.compute_metrics, self.preprocess_logits_for_metrics, self.args.train_sampling_strategy = kept

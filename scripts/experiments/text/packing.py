@@ -4,7 +4,6 @@ A block is `[CLS] content [SEP]`. Documents follow one another in the content wi
 is dropped: what does not fit into a block opens the next one.
 """
 
-import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,7 +19,7 @@ from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerBase
 
 from experiments.arguments import UserError, one_line
-from experiments.text.source import TextSource
+from experiments.text.source import TextSource, digest
 
 
 BlocksT = TypeVar("BlocksT", Dataset, IterableDataset)
@@ -45,20 +44,11 @@ def pack_documents(
     pieces: Iterable[TokenPiece], block_length: int, cls_id: int, sep_id: int, one_document_per_block: bool = False
 ) -> Iterator[list[int]]:
     """
-    Pack documents into blocks. A separator may meet the end of a block, which then ends in two `[SEP]`.
+    Pack documents into blocks of exactly `block_length` tokens, `[CLS]` and `[SEP]` included, except for the last one.
 
-    Args:
-        pieces (iterable of `tuple`): Token ids, without special tokens, and whether a document ends with them.
-        block_length (`int`): Tokens of a block with its `[CLS]` and `[SEP]`; at least 3.
-        cls_id, sep_id (`int`): Ids of `[CLS]` and `[SEP]`.
-        one_document_per_block (`bool`, *optional*, defaults to `False`): End a block with its document. Blocks are
-            then of any length up to `block_length`; a longer document takes several.
-
-    Yields:
-        `list[int]`: blocks of exactly `block_length` tokens, except for the last one.
-
-    Raises:
-        ValueError: if `block_length` leaves no room for content.
+    A separator may meet the end of a block, which then ends in two `[SEP]`. Blocks that end with their document are of
+    any length up to `block_length`; a longer document takes several. Raises a `ValueError` if `block_length` leaves no
+    room for content.
     """
     capacity = block_length - 2
     if capacity < 1:
@@ -95,21 +85,13 @@ def prepare_blocks(
     max_blocks: int | None = None,
 ) -> Dataset:
     """
-    Tokenize and pack a source once, and open the result (a column `input_ids`), which stays on disk.
+    Tokenize and pack a source once, and open the result (a column `input_ids`), which stays on disk; a `UserError` if
+    the text holds no token or `cache_dir` cannot be written.
 
     Blocks are kept under a name made of the text, the tokenizer and the options, and used again whenever these are the
     same; the datasets library sees to it that one process prepares them while others wait, and that they appear when
     they are complete. Its `map` could tokenize, too, but not pack (a block goes on where the batch before it has
-    ended) without writing the tokens to disk once more.
-
-    Args:
-        block_length (`int`), one_document_per_block (`bool`): See [`pack_documents`].
-        cache_dir (`str` or `Path`): Where blocks are kept.
-        num_proc (`int`, *optional*): Processes that tokenize, by default this one alone; the blocks are the same.
-        max_blocks (`int`, *optional*): Read no further than so many blocks.
-
-    Raises:
-        UserError: if the text holds no token or `cache_dir` cannot be written.
+    ended) without writing the tokens to disk once more. However many processes tokenize, the blocks are the same.
     """
     packing = (block_length, tokenizer.cls_token_id, tokenizer.sep_token_id, one_document_per_block)
     batches = DataLoader(
@@ -168,8 +150,7 @@ def _generate_shards(
     for shard in shards:
         pieces = _select_documents(_read_pieces(source), shard, num_shards)
         tokens = (_tokenize(batch, tokenizer) for batch in _batch_pieces(pieces))
-        for block in pack_documents(chain.from_iterable(tokens), *packing):
-            yield {"input_ids": block}
+        yield from ({"input_ids": block} for block in pack_documents(chain.from_iterable(tokens), *packing))
 
 
 def mix_blocks(datasets: list[BlocksT], probabilities: list[float] | None = None, seed: int | None = None) -> BlocksT:
@@ -198,15 +179,8 @@ def unigram_cross_entropy(
     train_counts: np.ndarray, evaluation_counts: np.ndarray, ignored_ids: Iterable[int] = ()
 ) -> float:
     """
-    Loss of the simplest model, in nats per token: it has learnt nothing but how frequent words are.
-
-    Args:
-        train_counts, evaluation_counts (`np.ndarray` of shape `(vocab_size,)`): See [`count_tokens`]. One is added to
-            each count of the training text.
-        ignored_ids (iterable of `int`, *optional*): Ids that are left out: the special tokens, which are never masked.
-
-    Raises:
-        ValueError: if there is no token to predict.
+    Loss of the simplest model, in nats per token: it has learnt nothing but how frequent words are, with one added to
+    each count of the training text. Special tokens are ignored; a `ValueError` if there is no other token to predict.
     """
     kept = np.ones(len(train_counts), dtype=bool)
     kept[list(ignored_ids)] = False
@@ -220,8 +194,7 @@ def _cache_key(source: TextSource, tokenizer: PreTrainedTokenizerBase, *options:
     backend = json.loads(tokenizer.backend_tokenizer.to_str())
     for setting in ("truncation", "padding"):  # left by the tokenizer's last call, and not used here
         backend.pop(setting, None)
-    parts = json.dumps([FORMAT_VERSION, source.fingerprint, backend, options])
-    return hashlib.blake2b(parts.encode(), digest_size=16).hexdigest()
+    return digest(json.dumps([FORMAT_VERSION, source.fingerprint, backend, options]))
 
 
 class _TokenizedBatches(torch.utils.data.IterableDataset):

@@ -24,12 +24,8 @@ def write_report(
     """
     Write `loss.png`, the model card, `all_results.json` and `metrics.json`, and show the losses.
 
-    Args:
-        trainer ([`MaskedLMTrainer`]): Has trained, or evaluated alone; then there is no new model to write a card of.
-        metrics (`dict`): What was measured: `eval_*`, `unigram_*`, `parameters`, `model_type`, `history`.
-        corpus ([`Corpus`]): The text.
-        example (`str`): A sentence with a mask.
-        arguments (mapping): The arguments of the run.
+    `metrics` are what was measured: `eval_*`, `unigram_*`, `parameters`, `model_type`, `history`. Where nothing was
+    trained there is no new model to write a card of. `example` is a sentence with a mask.
     """
     folder = Path(str(trainer.args.output_dir))
     rows = {

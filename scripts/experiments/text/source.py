@@ -27,20 +27,13 @@ _SPLIT_ROWS = 64
 @dataclass(frozen=True)
 class TextSource:
     """
-    Rows of text that can be read again and again.
+    Rows of text that can be read again and again; iterating yields `str`.
 
-    Iterating yields `str`. What a document is follows from `document_unit`: with `"row"` every row is one, with
-    `"blank_line"` a blank row ends one.
-
-    Args:
-        name (`str`): What to call the source in errors: a path, a data set.
-        rows (`datasets.Dataset` or `datasets.IterableDataset`): As loaded, with the text as their only column.
-        fingerprint (`str`): Equal for equal text: a hash of the content of local files, of the revision of a Hub data
-            set, of the installed versions for the documentation, and of all that selects from it.
-        document_unit (`str`): `"row"` or `"blank_line"`.
-        description (`str`, *optional*): What to call the source elsewhere, without paths; by default `name`.
-        side (`str`, *optional*): `"train"` or `"validation"` if the source is only one side of `rows`.
-        threshold (`int`): Documents with a smaller hash (of 64 bits) are on the side of `"validation"`.
+    Errors call the source by its `name`, a path or a data set, all else by its `description`, which has no path. The
+    text is the only column of `rows`. The `fingerprint` is equal for equal text: a hash of the content of local files,
+    of the revision of a Hub data set, of the installed versions for the documentation, and of all that selects from
+    it. A document is a row, or, with the `document_unit` `"blank_line"`, ends with a blank row. Where the source is
+    one `side` of the rows, documents whose hash of 64 bits is below the `threshold` are on the side of validation.
     """
 
     name: str
@@ -75,10 +68,8 @@ class TextSource:
         Divide into training and validation, with about `fraction`, in (0, 1), of the documents for validation.
 
         They are chosen by their content: equal documents are on the same side, and documents that are added later move
-        no other one (unless there are too few to reach `fraction`). Of a single document the end is held out.
-
-        Raises:
-            UserError: if the text is a single word.
+        no other one (unless there are too few to reach `fraction`). Of a single document the end is held out. Raises a
+        `UserError` if the text is a single word.
         """
         threshold, lowest = int(fraction * 2**64), 2**64
         for document in self._documents():

@@ -6,9 +6,9 @@ import string
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from tokenizers import Tokenizer
 from tokenizers.trainers import WordPieceTrainer
@@ -25,7 +25,6 @@ SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 MAX_CHARACTERS = 100_000_000
 
 _MAX_ALPHABET = 1000
-_BATCH_TEXTS = 1000
 
 
 def train_wordpiece(
@@ -40,25 +39,18 @@ def train_wordpiece(
 
     The special tokens come first, in BERT's order. The alphabet is every printable ASCII character and the commonest
     other characters of the texts, a thousand in all. (`train_new_from_iterator` of transformers would give another
-    vocabulary in each process: it cannot list the letters inside of words, see below.)
-
-    Args:
-        texts (iterable of `str`): The corpus, which is held in memory; see [`sample_texts`].
-        vocab_size (`int`): Number of tokens, special tokens included. There are fewer if the texts are too small.
-        lowercase (`bool`): Make the text lower case and strip its accents.
-        min_frequency (`int`): How often a token must occur to be made out of its parts.
-        model_max_length (`int`, *optional*): Tokens that the model takes.
-
-    Raises:
-        ValueError: if `vocab_size` does not hold the special tokens and two forms of a letter, or there is no text.
+    vocabulary in each process: it cannot list the letters inside of words, see below.) There are fewer than
+    `vocab_size` tokens if the texts, which are held in memory, are too small. A token is made out of its parts if it
+    occurs `min_frequency` times. Raises a `UserError` if `vocab_size` does not hold the special tokens and two forms
+    of a letter, or there is no text.
     """
     # Beside a character there is its form inside of words, "##a" beside "a".
     max_alphabet = min(_MAX_ALPHABET, (vocab_size - len(SPECIAL_TOKENS)) // 2)
     if max_alphabet < 1:
-        raise ValueError(f"`vocab_size` is {vocab_size}; it must be at least {len(SPECIAL_TOKENS) + 2}.")
+        raise UserError(f"--vocab_size is {vocab_size}; it must be at least {len(SPECIAL_TOKENS) + 2}.")
     sample = list(tqdm(texts, desc="Reading", unit=" rows", disable=None))
     if not any(text.strip() for text in sample):
-        raise ValueError("`texts` hold no text to train a tokenizer on.")
+        raise UserError("No tokenizer can be trained: there is no text to train it on.")
     backend = BertTokenizer(do_lower_case=lowercase).backend_tokenizer
     alphabet = _count_alphabet(sample, backend)[:max_alphabet]
     trainer = WordPieceTrainer(
@@ -72,14 +64,12 @@ def train_wordpiece(
         limit_alphabet=len(alphabet),
         show_progress=sys.stderr.isatty(),
     )
-    batches = (sample[start : start + _BATCH_TEXTS] for start in range(0, len(sample), _BATCH_TEXTS))
-    backend.train_from_iterator(batches, trainer, length=len(sample))
+    backend.train_from_iterator(sample, trainer, length=len(sample))
     vocabulary = backend.get_vocab()
     logger.info("Trained %s tokens on %s characters.", f"{len(vocabulary):,}", f"{sum(map(len, sample)):,}")
     if len(vocabulary) < vocab_size:
         logger.info("The texts are too small for the %s tokens that were asked for.", f"{vocab_size:,}")
-    options: dict[str, Any] = {} if model_max_length is None else {"model_max_length": model_max_length}
-    return BertTokenizer(vocab=vocabulary, do_lower_case=lowercase, **options)
+    return BertTokenizer(vocab=vocabulary, do_lower_case=lowercase, model_max_length=model_max_length)
 
 
 def sample_texts(
@@ -88,15 +78,9 @@ def sample_texts(
     """
     Draw about `max_characters` of text from a corpus, or all of it if it is smaller.
 
-    Args:
-        sources (sequence of `TextSource`): What to read. Rows are taken evenly from the beginning to the end of a
-            source, or, if its size is not known, from the beginning alone.
-        max_characters (`int`, *optional*, defaults to 100 million): The most to draw.
-        probabilities (sequence of `float`, *optional*): Share of each source, with sum 1. By default in proportion to
-            the sizes, or equal if a size is not known.
-
-    Yields:
-        `str`: rows in their order.
+    Rows are taken in their order, evenly from the beginning to the end of a source, or, if its size is not known, from
+    the beginning alone. `probabilities`, with sum 1, are the shares of the sources, by default in proportion to their
+    sizes, or equal if a size is not known.
     """
     sizes = [source.num_bytes for source in sources]
     if probabilities is None:
@@ -110,9 +94,7 @@ def sample_texts(
 def save_tokenizer(tokenizer: BertTokenizer, output_dir: str | Path, overwrite: bool = False) -> None:
     """
     Write a tokenizer so that its folder holds all of it or nothing; with `overwrite` other files there are left alone.
-
-    Raises:
-        UserError: if the folder holds files, or cannot be written.
+    A `UserError` if the folder holds files, or cannot be written.
     """
     folder = Path(output_dir)
     check_output_dir(folder, overwrite)
@@ -155,11 +137,8 @@ def _sample(texts: Iterable[str], budget: int, share: float) -> Iterator[str]:
 
 def _count_alphabet(texts: Iterable[str], backend: Tokenizer) -> list[str]:
     """The characters of the texts as the tokenizer sees them, the commonest first, printable ASCII before all."""
-    counts: Counter[str] = Counter()
-    for text in texts:
-        counts.update(text)
     alphabet: Counter[str] = Counter()
-    for character, count in counts.items():
+    for character, count in Counter(chain.from_iterable(texts)).items():
         for letter in _normalize(character, backend):
             alphabet[letter] += count
     ascii_letters = {letter for character in string.printable for letter in _normalize(character, backend)}
