@@ -308,6 +308,23 @@ def test_a_search_keeps_all_results_and_the_best_weights(tmp_path):
     ).items()
 
 
+def test_a_smaller_grid_has_the_weights_of_its_own_best(tmp_path, steps):
+    folder, grid = tmp_path / "run", {"search": True, "max_steps": -1, "search_epochs": [1], "search_batch_sizes": [8]}
+    larger = run(folder, search_learning_rates=[1e-4, 1e-1], **grid)
+    rates = [trial["learning_rate"] for trial in larger["trials"]]
+    worse = rates[larger["scores"].index(min(larger["scores"]))]
+    before = len(steps)
+    smaller = run(folder, search_learning_rates=[worse], **grid)
+    assert len(steps) == before + 6  # its weights had been deleted
+    assert smaller["scores"] == [min(larger["scores"])]
+    assert weights(best_trial(folder))
+    assert run(folder, search_learning_rates=[worse], **grid) is None
+    # The larger one's best is there as well.
+    assert run(folder, search_learning_rates=rates, **grid)["scores"] == larger["scores"]
+    assert len(steps) == before + 6
+    assert weights(best_trial(folder))
+
+
 def test_a_search_may_have_a_grid_of_one_cell(tmp_path):
     grid = {"search_epochs": [1], "search_learning_rates": [1e-1], "search_batch_sizes": [8]}
     metrics = run(tmp_path / "run", search=True, max_steps=-1, **grid)
