@@ -28,13 +28,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from accelerate import PartialState
 from datasets import Dataset
 from torch import nn
+from torch.utils.data import DataLoader
 from tqdm import tqdm
 from transformers import EarlyStoppingCallback, EvalPrediction, PreTrainedModel, set_seed
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, IntervalStrategy
@@ -59,12 +60,11 @@ from experiments.training import (
 
 logger = logging.getLogger(__name__)
 
+Collator: TypeAlias = Callable[[list[Any]], dict[str, Any]]  # makes a batch of examples
 # What makes several trials of one job, and does not belong to any of them.
 _SEVERAL_TRIALS = ("seeds", "search", "search_epochs", "search_learning_rates", "search_batch_sizes")
 # What a trial may have of its own, and what it is called in the trial's name.
 _SHORT_NAMES = {"seed": "seed", "num_train_epochs": "epochs", "learning_rate": "rate", "global_batch_size": "batch"}
-# What may be done about a new head.
-_HEAD = ("head_learning_rate", "calibrate_head")
 # So many examples say how the inputs of a head vary.
 _CALIBRATION_EXAMPLES = 256
 _WEIGHTS = "*.safetensors*"  # of one file, or of several with an index
@@ -98,6 +98,7 @@ class FineTuningArguments(RunArguments):
             raise UserError("--early_stopping_patience needs evaluations while training; add --eval_strategy.")
         super().__post_init__()
         require_at_least(1, self, "seeds", "early_stopping_patience")
+        require_at_least(0, self, "head_learning_rate")
         for is_wrong, message in (
             (self.search and self.seeds > 1, "--search tries values with one seed; use --seeds after it."),
             (self.search and self.max_steps > 0, "--search tries epochs, which --max_steps overrides; leave it out."),
@@ -122,7 +123,7 @@ class Job:
     build_model: Callable[[], PreTrainedModel]  # called once a trial, after the seed is set
     # Encoded examples: "train" if it trains; all others are evaluation parts, the first of which gives the score.
     splits: dict[str, Dataset]
-    collator: Callable[[list[Any]], dict[str, Any]]  # makes a batch of examples
+    collator: Collator
     processing_class: Any  # saved with the model: a tokenizer, for example
     compute_metrics: Callable[[EvalPrediction], dict[str, float]]  # with "score", by which trials are compared
     shown: tuple[str, ...]  # metrics to show
@@ -292,13 +293,13 @@ def run_trial(job: Job, trial: Trial, arguments: dict[str, Any], is_announced: b
     set_seed(args.seed)
     model = job.build_model()
     if trains and args.calibrate_head:
-        calibrate_head(model.to(args.device), job.splits["train"], job.collator)
+        calibrate_head(model, job.splits["train"], job.collator, args.device)
     if not is_announced:
         counts = ", ".join(f"{name} {len(examples):,}" for name, examples in job.splits.items())
         announce(
             model=describe_model(model, f"from {job.facts['started_from']}"),
             data=f"{job.title}: {counts} examples",
-            **({"steps": describe_steps(args, len(job.splits["train"]))} if trains else {}),
+            steps=describe_steps(args, len(job.splits["train"])) if trains else "",
         )
     keeps_best = trains and args.load_best_model_at_end
     timer = StepTimer()
@@ -352,7 +353,7 @@ def run_trial(job: Job, trial: Trial, arguments: dict[str, Any], is_announced: b
     PartialState().wait_for_everyone()
 
 
-def calibrate_head(model: nn.Module, examples: Dataset, collator: Callable[[list[Any]], dict[str, Any]]) -> None:
+def calibrate_head(model: PreTrainedModel, examples: Dataset, collator: Collator, device: torch.device) -> None:
     """
     Make the first layer of a new head give outputs of mean 0 and variance 1, each over some of the examples.
 
@@ -367,17 +368,14 @@ def calibrate_head(model: nn.Module, examples: Dataset, collator: Callable[[list
             outputs.setdefault(layer, []).append(output)
 
     hooks = [layer.register_forward_hook(note) for layer in model.modules() if isinstance(layer, nn.Linear)]
-    device = next(model.parameters()).device
     chosen = examples.select(range(0, len(examples), -(-len(examples) // _CALIBRATION_EXAMPLES)))
-    model.eval()
+    model.to(device).eval()  # type: ignore[arg-type]
     with torch.no_grad():
-        for rows in chosen.batch(8):
-            batch = collator([dict(zip(rows, row, strict=True)) for row in zip(*rows.values(), strict=True)])
+        for batch in DataLoader(chosen, batch_size=8, collate_fn=collator):  # type: ignore[arg-type]
             model(**{name: value.to(device) for name, value in batch.items()})
         for hook in hooks:
             hook.remove()
-        if outputs:
-            layer, read = next((layer, torch.cat(of_batches)) for layer, of_batches in outputs.items())
+        for layer, read in [(layer, torch.cat(batches)) for layer, batches in outputs.items()][:1]:
             scale = read.std(dim=0).clamp(min=1e-6).reciprocal()
             layer.weight.mul_(scale.unsqueeze(1))
             if layer.bias is not None:
@@ -387,7 +385,7 @@ def calibrate_head(model: nn.Module, examples: Dataset, collator: Callable[[list
 def predict(
     model: PreTrainedModel,
     examples: Dataset,
-    collator: Callable[[list[Any]], dict[str, Any]],
+    collator: Collator,
     processing_class: Any,
     training: FineTuningArguments,
     folder: Path,
@@ -453,7 +451,8 @@ def summarise_trials(results: Sequence[dict[str, Any]], search: bool, facts: dic
 
 def _identity(training: FineTuningArguments, decides: dict[str, Any]) -> RunIdentity:
     """The identity of a run, which knows of a head's treatment only where one is asked for."""
-    asked = {name: value for name in _HEAD if training.do_train and (value := getattr(training, name))}
+    head = {"head_learning_rate": training.head_learning_rate, "calibrate_head": training.calibrate_head or None}
+    asked = {name: value for name, value in head.items() if training.do_train and value is not None}
     return training_identity(training, decides | asked)
 
 

@@ -543,7 +543,7 @@ def test_every_trial_is_a_run_in_trackers(tmp_path, monkeypatch):
 def test_a_new_head_begins_where_texts_differ(tmp_path):
     model, examples = make_job().build_model(), make_examples(64, 1)
     pooled = []
-    calibrate_head(model, examples, pad)
+    calibrate_head(model, examples, pad, torch.device("cpu"))
     model.pooler.dense.register_forward_hook(lambda layer, inputs, output: pooled.append(output))
     model.eval()(**pad(list(examples)))
     assert torch.allclose(pooled[0].mean(dim=0), torch.zeros(1), atol=1e-4)

@@ -342,9 +342,9 @@ def test_books_are_attributed_to_their_authors(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["reproduce.py", "authorship", *map(str, flags)])
     reproduce.main()
     markdown = (tmp_path / "results" / "authorship.md").read_text()
-    titles = [f"{what} right (%), {case.title}" for what in ("excerpts", "books") for case in (short, long)]
+    columns = [f"{what} right (%), {case.title}" for what in ("excerpts", "books") for case in (short, long)]
     rates = [f"learning rate, {case.title}" for case in (short, long)]
-    assert cells(markdown, "") == ["parameters", "pre-training loss", *titles, *rates]
+    assert cells(markdown, "") == ["parameters", "pre-training loss", *columns, *rates]
     assert cells(markdown, "TF-IDF")[2:6] == ["100.0"] * 4
     assert [cell == "-" for cell in cells(markdown, "BERT")] == [False, False, False, True] + [False, True] * 2
     out = tmp_path / "out" / "authorship"

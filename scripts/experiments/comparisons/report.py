@@ -111,8 +111,8 @@ def _build_columns(stage: Stage, outcomes: Outcomes, sources: Mapping[str, str])
         means = {row: [statistics.mean(seed) for seed in of_row] for row, of_row in seeds.items()}
         columns.append(Column("mean", stage.measures[-1], means))
     for case in stage.cases if stage.learning_rates else ():
-        found = {row: outcomes.get((source, case.key)) for row, source in sources.items()}
-        rates = {row: [outcome.rate or 0.0] for row, outcome in found.items() if outcome}
+        run = {row: outcomes[source, case.key] for row, source in sources.items() if (source, case.key) in outcomes}
+        rates = {row: [outcome.rate or 0.0] for row, outcome in run.items()}
         columns.append(Column(f"learning rate, {case.title}", Measure("", "", format="g"), rates))
     return [column for column in columns if column.values]
 
