@@ -28,19 +28,18 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
 from accelerate import PartialState
 from datasets import Dataset
-from torch import nn
-from torch.utils.data import DataLoader
 from tqdm import tqdm
 from transformers import EarlyStoppingCallback, EvalPrediction, PreTrainedModel, set_seed
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, IntervalStrategy
 
 from experiments.arguments import UserError, flag, require_at_least
+from experiments.heads import Collator, calibrate_head, set_head_rate
 from experiments.plots import plot_task_curves
 from experiments.results import describe_environment, read_json, write_json
 from experiments.run_folder import METRICS_FILE, RunIdentity, check_run_folder, claim_run_folder, find_checkpoint
@@ -59,14 +58,10 @@ from experiments.training import (
 
 
 logger = logging.getLogger(__name__)
-
-Collator: TypeAlias = Callable[[list[Any]], dict[str, Any]]  # makes a batch of examples
 # What makes several trials of one job, and does not belong to any of them.
 _SEVERAL_TRIALS = ("seeds", "search", "search_epochs", "search_learning_rates", "search_batch_sizes")
 # What a trial may have of its own, and what it is called in the trial's name.
 _SHORT_NAMES = {"seed": "seed", "num_train_epochs": "epochs", "learning_rate": "rate", "global_batch_size": "batch"}
-# So many examples say how the inputs of a head vary.
-_CALIBRATION_EXAMPLES = 256
 _WEIGHTS = "*.safetensors*"  # of one file, or of several with an index
 
 
@@ -151,6 +146,8 @@ class Trial:
 class FineTuningTrainer(ExperimentTrainer):
     """A Trainer that scales every architecture's loss alike."""
 
+    args: FineTuningArguments
+
     def __init__(self, **kwargs: Any):
         super().__init__(**kwargs)
         # Heads that take any keyword are believed to divide their loss by the number of examples of a whole step.
@@ -160,15 +157,8 @@ class FineTuningTrainer(ExperimentTrainer):
     def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
         """Make the optimizer, in which a head may have a rate of its own."""
         optimizer = super().create_optimizer(*args, **kwargs)
-        rate = self.args.head_learning_rate
-        if rate is not None:
-            model = self.accelerator.unwrap_model(self.model)
-            encoder = getattr(model, "get_base_model", lambda: model)().base_model
-            slow = {parameter for name, parameter in encoder.named_parameters() if "pooler" not in name}
-            for group in optimizer.param_groups[:]:
-                fast = [parameter for parameter in group["params"] if parameter not in slow]
-                group["params"] = [parameter for parameter in group["params"] if parameter in slow]
-                optimizer.add_param_group({**group, "params": fast, "lr": rate})
+        if self.args.head_learning_rate is not None:
+            set_head_rate(optimizer, self.accelerator.unwrap_model(self.model), self.args.head_learning_rate)
         return optimizer
 
 
@@ -351,35 +341,6 @@ def run_trial(job: Job, trial: Trial, arguments: dict[str, Any], is_announced: b
     finish_trackers(args)
     upload_run(args, trial.folder, f"Fine-tuned on {job.title}")
     PartialState().wait_for_everyone()
-
-
-def calibrate_head(model: PreTrainedModel, examples: Dataset, collator: Collator, device: torch.device) -> None:
-    """
-    Make the first layer of a new head give outputs of mean 0 and variance 1, each over some of the examples.
-
-    What is pooled over many tokens differs little from one text to the next, so that a head with small weights takes
-    most of a short training to begin to tell texts apart. After Section 3 of [All you need is a good
-    init](https://arxiv.org/abs/1511.06422), with the mean taken out too.
-    """
-    outputs: dict[nn.Linear, list[torch.Tensor]] = {}
-
-    def note(layer: nn.Linear, _: Any, output: torch.Tensor) -> None:
-        if output.dim() == 2:  # one vector for an example, and not one for each of its tokens
-            outputs.setdefault(layer, []).append(output)
-
-    hooks = [layer.register_forward_hook(note) for layer in model.modules() if isinstance(layer, nn.Linear)]
-    chosen = examples.select(range(0, len(examples), -(-len(examples) // _CALIBRATION_EXAMPLES)))
-    model.to(device).eval()  # type: ignore[arg-type]
-    with torch.no_grad():
-        for batch in DataLoader(chosen, batch_size=8, collate_fn=collator):  # type: ignore[arg-type]
-            model(**{name: value.to(device) for name, value in batch.items()})
-        for hook in hooks:
-            hook.remove()
-        for layer, read in [(layer, torch.cat(batches)) for layer, batches in outputs.items()][:1]:
-            scale = read.std(dim=0).clamp(min=1e-6).reciprocal()
-            layer.weight.mul_(scale.unsqueeze(1))
-            if layer.bias is not None:
-                layer.bias.sub_(read.mean(dim=0)).mul_(scale)
 
 
 def predict(

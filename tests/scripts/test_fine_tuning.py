@@ -21,7 +21,6 @@ from experiments.fine_tuning import (
     FineTuningTrainer,
     Job,
     best_trial,
-    calibrate_head,
     check_job,
     fingerprint_rows,
     plan_trials,
@@ -30,6 +29,7 @@ from experiments.fine_tuning import (
     run_job,
     summarise_trials,
 )
+from experiments.heads import calibrate_head
 from experiments.run_folder import find_checkpoint
 from modeling_sktformer import SKTformerForSequenceClassification
 from support.builders import make_config

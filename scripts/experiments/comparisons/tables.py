@@ -71,7 +71,7 @@ _AUTHORSHIP = Stage(
     runs="authorship.txt",
     recipes=("classification/base.yaml", "classification/long_documents.yaml"),
     data=("train_file", "validation_file", "test_file", "cache_dir"),
-    cases=(_excerpts(512, 40, batch=8), _excerpts(4096, 8, batch=2, rows=("SKTformer", "SKTformer-scratch"))),
+    cases=(_excerpts(512, 80, batch=8), _excerpts(4096, 10, batch=2, rows=("SKTformer", "SKTformer-scratch"))),
     measures=tuple(
         Measure(title, f"test_{key}", "highest", ".1f", 100, baseline=(TFIDF, f"test_baselines.{TFIDF}.{key}"))
         for title, key in (("excerpts right (%)", "accuracy"), ("books right (%)", "document_accuracy"))
