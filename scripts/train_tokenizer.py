@@ -28,9 +28,7 @@ class TokenizerArguments:
     max_characters: int = flag(
         MAX_CHARACTERS, "Train on so much of the text, spread evenly over it (of a stream: its beginning)."
     )
-    model_max_length: int | None = flag(
-        None, "Tokens that the model takes; the tokenizer truncates to it when asked to."
-    )
+    model_max_length: int | None = flag(None, "Tokens that the model takes, to which the tokenizer truncates.")
     overwrite: bool = flag(False, "Replace the tokenizer that is in --output_dir.")
 
     def __post_init__(self) -> None:

@@ -1,6 +1,7 @@
 """Other architectures of transformers, at the sizes of an SKTformer, so that they can be compared."""
 
 import copy
+from contextlib import suppress
 from typing import Any, cast
 
 import torch
@@ -101,12 +102,9 @@ def length_fields(config: PreTrainedConfig, max_length: int) -> dict[str, int]:
         fields |= {"segment_means_seq_len": max_length, "num_landmarks": min(64, max_length // 2)}
     config = copy.deepcopy(config)
     config.update(fields)
-    try:
-        with torch.device("meta"):
-            # RoBERTa and its relatives count positions from behind the padding token's id.
-            fields["max_position_embeddings"] += max_length - cast(int, longest_input(AutoModel.from_config(config)))
-    except Exception:
-        pass  # what cannot be built is explained where it is
+    with suppress(Exception), torch.device("meta"):  # what cannot be built is explained where it is
+        # RoBERTa and its relatives count positions from behind the padding token's id.
+        fields["max_position_embeddings"] += max_length - cast(int, longest_input(AutoModel.from_config(config)))
     return fields
 
 

@@ -62,9 +62,8 @@ class _UniqueKeyLoader(yaml.SafeLoader):
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=deep)
             if key in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the key `{key}` stands twice (line {key_node.start_mark.line + 1})"
-                )
+                problem = f"the key `{key}` stands twice (line {key_node.start_mark.line + 1})"
+                raise yaml.constructor.ConstructorError(None, None, problem)
             seen.add(key)
         return super().construct_mapping(node, deep=deep)
 
@@ -75,12 +74,10 @@ def load_recipe(path: str | Path) -> dict[str, Any]:
     `UserError` if the file is missing, is no YAML mapping, holds a key twice or a key without a value.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        recipe = yaml.load(Path(path).read_text(encoding="utf-8"), Loader=_UniqueKeyLoader) or {}
     except OSError as error:
         problem = f"cannot be read ({error.strerror}); check the path after --recipe"
         raise UserError(f"The recipe {path} {problem}.") from error
-    try:
-        recipe = yaml.load(text, Loader=_UniqueKeyLoader) or {}
     except yaml.YAMLError as error:
         raise UserError(f"The recipe {path} is not valid YAML: {one_line(error)}") from error
     if not isinstance(recipe, dict):
@@ -151,8 +148,7 @@ def parse_command(
     names = {option.lstrip("-") for action in parser._actions for option in action.option_strings}
     sources: list[tuple[str, dict[str, Any]]] = [(path, load_recipe(path)) for path in recipes]
     for path, recipe in sources:
-        unknown = sorted(set(recipe) - names)
-        if unknown:
+        if unknown := sorted(set(recipe) - names):
             raise UserError(f"{path}: no such flag: {', '.join(unknown)}. See --help for the flags.")
     notes = _settle(sources, _flag_values(flags))
     # Recipes are read through, so that of a value that stands in several the last one holds.
@@ -205,10 +201,9 @@ def _settle(sources: Sequence[tuple[str, dict[str, Any]]], flags: dict[str, str 
             there = [key for key in rivals if key in source and not str(source[key]).startswith("-")]
             if len(there) > 1:
                 raise UserError(f"{name} gives --{' and --'.join(there)}, which contradict each other; give one.")
-            for _, earlier in sources[:number]:
-                for key in rivals:
-                    if there and key not in there:
-                        earlier.pop(key, None)
+            for key in set(rivals) - set(there) if there else ():
+                for _, earlier in sources[:number]:
+                    earlier.pop(key, None)
     notes = []
     if not torch.accelerator.is_available():
         for key in _PRECISIONS:

@@ -44,15 +44,8 @@ With `scripts/{script}` of SKTformer and these arguments; those that name places
 """
 # Arguments that name places of the machine the model was trained on, or are nobody's business.
 _LOCAL = (
-    "_dir",
-    "_file",
-    "_name_or_path",
-    "_checkpoint",
-    "tokenizer_name",
-    "config_name",
-    "datasets",
-    "hub_",
-    "run_name",
+    *("_dir", "_file", "_name_or_path", "_checkpoint", "tokenizer_name", "config_name", "datasets"),
+    *("hub_", "run_name"),
 )
 _USES = {
     "fill-mask": 'fill_mask = pipeline("fill-mask", model="{title}"{remote})\nprint(fill_mask("{example}"))',

@@ -78,9 +78,7 @@ class CheckpointArguments(_OriginArguments):
         MISSING, "Checkpoint to start from: a folder or a name on the Hub; an adapter's, to evaluate it."
     )
     tokenizer_name: str | None = flag(None, "Tokenizer: a folder or a name on the Hub. By default the checkpoint's.")
-    ignore_mismatched_sizes: bool = flag(
-        False, "Start with a new head where the checkpoint's has another number of labels."
-    )
+    ignore_mismatched_sizes: bool = flag(False, "Start with a new head where the number of labels is another.")
 
 
 @dataclass
@@ -159,13 +157,12 @@ def fit_length(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_l
             f"The tokenizer has {len(tokenizer)} tokens, the model embeds {model.config.vocab_size}: they do not "
             "belong together. Give the tokenizer that the model was trained with, or train a new model."
         )
-    longest = longest_input(model)
+    kind, longest = model.config.model_type, longest_input(model)
     is_longer = longest is not None and max_length > longest
-    if model.config.model_type != SKTformerConfig.model_type:
+    if kind != SKTformerConfig.model_type:
         if reason := explain_failure(model, max_length):
             why = f"it takes at most {longest}" if is_longer else reason
-            what = f"A {model.config.model_type} cannot read --max_seq_length {max_length} tokens"
-            raise UserError(f"{what}: {why.rstrip('.')}.")
+            raise UserError(f"A {kind} cannot read --max_seq_length {max_length} tokens: {why}.")
         if is_longer:
             logger.info("The model was made for %d tokens, no limit of its: it reads %d.", longest, max_length)
     elif is_longer:
@@ -185,14 +182,14 @@ def load_tokenizer(
     Load a fast tokenizer with the special tokens that a task needs, of `mask`, `pad`, `cls` and `sep`; a `UserError`
     if there is none.
     """
-    is_empty = Path(name).is_dir() and not _find_files(name, _TOKENIZER_FILES)
-    if not is_empty:
-        with _explained(f"The tokenizer {name} cannot be loaded"):
-            tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code, revision=revision)
-        # Where there are no files it is made from the model's type, with special tokens alone.
-        is_empty = len(tokenizer) <= len(set(tokenizer.all_special_ids)) + 1
-    if is_empty:
-        raise UserError(f"The checkpoint {name} holds no tokenizer; save one beside it or give --tokenizer_name.")
+    nothing = UserError(f"The checkpoint {name} holds no tokenizer; save one beside it or give --tokenizer_name.")
+    if Path(name).is_dir() and not _find_files(name, _TOKENIZER_FILES):
+        raise nothing
+    with _explained(f"The tokenizer {name} cannot be loaded"):
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code, revision=revision)
+    # Where there are no files it is made from the model's type, with special tokens alone.
+    if len(tokenizer) <= len(set(tokenizer.all_special_ids)) + 1:
+        raise nothing
     lacking = [token for token in needed if getattr(tokenizer, f"{token}_token") is None]
     if lacking or not tokenizer.is_fast:
         what = f"has no {' and no '.join(lacking)} token" if lacking else "is not a fast one"
@@ -270,8 +267,8 @@ def add_lora(model: PreTrainedModel, arguments: LoraArguments, revision: str = "
     lengthened before. Returns a `peft.PeftModel`.
     """
     peft, base = _import_peft(), model.base_model
-    named = [(name, module) for name, module in model.named_children() if module is not base]
-    named += [(f"{model.base_model_prefix}.{n}", module) for n, module in base.named_children() if "pooler" in n]
+    new = [(name, module) for name, module in model.named_children() if module is not base]
+    new += [(f"{model.base_model_prefix}.{n}", module) for n, module in base.named_children() if "pooler" in n]
     for module in model.modules():
         if hasattr(module, "running_mean"):
             # The adapter does not hold running statistics, so they stay as they are.
@@ -282,7 +279,7 @@ def add_lora(model: PreTrainedModel, arguments: LoraArguments, revision: str = "
         lora_alpha=arguments.lora_alpha,
         lora_dropout=arguments.lora_dropout,
         target_modules="all-linear",
-        modules_to_save=[name for name, module in named if any(True for _ in module.parameters())],
+        modules_to_save=[name for name, module in new if any(True for _ in module.parameters())],
         revision=revision,
     )
     adapted = peft.get_peft_model(model, config)
@@ -298,7 +295,7 @@ def add_lora(model: PreTrainedModel, arguments: LoraArguments, revision: str = "
 
 
 def load_trained_config(arguments: CheckpointArguments) -> PreTrainedConfig:
-    """The configuration of a fine-tuned checkpoint; of an adapter, that of the model it was trained in."""
+    """The configuration of a fine-tuned checkpoint, of an adapter its model's; a `UserError` if there is none."""
     name, revision = arguments.model_name_or_path, arguments.model_revision
     with _explained(f"The checkpoint {name} cannot be loaded"):
         if find_adapter_config_file(name, revision=revision) is None:

@@ -76,10 +76,12 @@ def folder_state(folder: str | Path, identity: RunIdentity) -> State:
     remedy = "choose another folder, or pass --overwrite to delete it"
     try:
         earlier = json.loads((folder / RUN_FILE).read_text(encoding="utf-8"))
-        changes = _changes(earlier["decides"], identity.values["decides"])
+        there, here = earlier["decides"], identity.values["decides"]
+        changed = [name for name in sorted({*there, *here}) if there.get(name) != here.get(name)]
         (unit, before), (unit_now, now) = _steps(earlier["length"]), _steps(identity.length)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"--output_dir {folder} holds a run whose {RUN_FILE} cannot be read; {remedy}.") from error
+    changes = [f"{name}: {there.get(name, 'none')} there, {here.get(name, 'none')} here" for name in changed]
     if unit != unit_now or now < before:
         changes.append(f"{unit}: {before:g} there, {unit_now}: {now:g} here, and no run can be shortened")
     if changes:
@@ -197,9 +199,3 @@ def _steps(length: dict[str, float]) -> tuple[str, float]:
     """How long a run is to last, and in what."""
     name = "max_steps" if length.get("max_steps", -1) > 0 else "num_train_epochs"
     return name, float(length[name])
-
-
-def _changes(earlier: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """In what a run differs from another, in words."""
-    names = [name for name in sorted({*earlier, *now}) if earlier.get(name) != now.get(name)]
-    return [f"{name}: {earlier.get(name, 'none')} there, {now.get(name, 'none')} here" for name in names]

@@ -1,6 +1,7 @@
 """Models for the scripts, by preset, architecture or checkpoint; their tokenizers, lengths and adapters."""
 
 import logging
+from typing import Any
 
 import pytest
 import torch
@@ -236,7 +237,7 @@ def test_a_tokenizer_is_of_the_checkpoint_s_revision(tokenizer, monkeypatch):
         return tokenizer
 
     monkeypatch.setattr(models.AutoTokenizer, "from_pretrained", from_pretrained)
-    origin = {"model_name_or_path": "owner/model", "model_revision": "v1"}
+    origin: dict[str, Any] = {"model_name_or_path": "owner/model", "model_revision": "v1"}
     load_text_tokenizer(CheckpointArguments(**origin))
     load_text_tokenizer(CheckpointArguments(**origin, tokenizer_name="owner/words"))
     assert asked == [("owner/model", "v1"), ("owner/words", "main")]

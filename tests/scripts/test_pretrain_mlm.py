@@ -411,9 +411,12 @@ def test_a_folder_is_emptied_when_all_processes_have_looked_at_it(tmp_path, reci
 )
 def test_a_revision_is_that_of_the_checkpoint_and_its_tokenizer(recipe, monkeypatch, flags, origin):
     asked = []
-    monkeypatch.setattr(
-        models, "load_tokenizer", lambda name, _, __, revision: asked.append((name, revision)) or stop()
-    )
+
+    def load(name, trust_remote_code, needed, revision):
+        asked.append((name, revision))
+        raise Stopped
+
+    monkeypatch.setattr(models, "load_tokenizer", load)
     named = [word for name in flags for word in ("--tokenizer_name", name)]
     with pytest.raises(Stopped):
         run(monkeypatch, "--recipe", recipe, "--model_name_or_path", "owner/model", "--model_revision", "v1", *named)

@@ -13,7 +13,7 @@ from experiments.models import CheckpointArguments, LoraArguments, fingerprint_c
 
 
 def load_text_tokenizer(checkpoint: CheckpointArguments) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of a checkpoint, with a token to fill batches with."""
+    """Load the tokenizer of a checkpoint, with a token to fill batches with; a `UserError` if it has none."""
     name = checkpoint.tokenizer_name or checkpoint.model_name_or_path
     revision = "main" if checkpoint.tokenizer_name else checkpoint.model_revision
     tokenizer: Any = load_tokenizer(name, checkpoint.trust_remote_code, (), revision)
@@ -27,7 +27,7 @@ def load_text_tokenizer(checkpoint: CheckpointArguments) -> PreTrainedTokenizerB
 def fit_text_classifier(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
     """
     Make a model and a tokenizer fit one another: the model takes inputs of `max_length` tokens, and the tokenizer
-    gives the inputs that the model takes and no others.
+    gives the inputs that the model takes and no others. Raises as [`fit_length`].
     """
     fit_length(model, tokenizer, max_length)
     taken = inspect.signature(model.forward).parameters

@@ -48,12 +48,8 @@ class CorpusArguments:
     )
     dataset_name: str | None = flag(None, "A single data set in place of --datasets: path or path@revision.")
     dataset_config_name: str | None = flag(None, "The configuration of --dataset_name.")
-    train_file: list[str] | None = flag(
-        None, "Local .txt, .json, .jsonl, .csv or .parquet files; books/*.txt is allowed."
-    )
-    validation_file: list[str] | None = flag(
-        None, "Local files to validate on in place of data sets' validation splits."
-    )
+    train_file: list[str] | None = flag(None, "Local .txt, .json, .jsonl, .csv or .parquet files, or books/*.txt.")
+    validation_file: list[str] | None = flag(None, "Local files to validate on in place of validation splits.")
     encoding: str = flag("utf-8", "Encoding of --train_file and --validation_file, e.g. latin-1.")
     text_column: str | None = flag(None, "The column with the text; by default `text`, or the only one of strings.")
     probabilities: list[float] | None = flag(
@@ -146,16 +142,15 @@ def load_corpus(arguments: CorpusArguments) -> Corpus:
         validation = [sides["validation"] for sides in loaded if "validation" in sides]
     if not validation and arguments.validation_fraction:
         splits = [source.split(arguments.validation_fraction) for source in train]
-        train, validation = [first for first, _ in splits], [second for _, second in splits]
+        train, validation = [split["train"] for split in splits], [split["validation"] for split in splits]
     logger.info("Training text: %s.", _describe(train))
     logger.info("Validation text: %s.", _describe(validation) or "none")
     weights = arguments.probabilities
     probabilities = [weight / sum(weights) for weight in weights] if weights else None
     cache_dir = Path(arguments.cache_dir or datasets.config.HF_DATASETS_CACHE).expanduser() / "sktformer"
     paths = [_parse_spec(spec)[0] for spec in arguments.datasets or []]
-    return Corpus(
-        train, validation, probabilities, cache_dir, tuple(path for path in paths if not os.path.isdir(path))
-    )
+    of_the_hub = tuple(path for path in paths if not os.path.isdir(path))
+    return Corpus(train, validation, probabilities, cache_dir, of_the_hub)
 
 
 def _load_documentation(arguments: CorpusArguments) -> TextSource:
@@ -258,8 +253,11 @@ def _describe(sources: list[TextSource]) -> str:
 def _load_dataset(spec: str, arguments: CorpusArguments) -> dict[Side, TextSource]:
     """A source for the training split, and one for the validation split if there is one and it is wanted."""
     path, config, revision = _parse_spec(spec)
-    if Path(path, "state.json").is_file():
-        return {"train": _load_saved_dataset(path, arguments)}
+    if Path(path, "state.json").is_file():  # which `Dataset.save_to_disk` has written, and `load_dataset` refuses
+        fingerprint = digest(*map(_hash_file, sorted(glob.glob(f"{glob.escape(path)}/*.arrow"))))
+        with _explained_errors(path):
+            rows = datasets.load_from_disk(path)
+        return {"train": _make_source(path, rows, fingerprint, "row", arguments, Path(path).name)}
     with _explained_errors(spec):
         builder = datasets.load_dataset_builder(path, config, revision=revision, cache_dir=arguments.cache_dir)
         # Without a network the library takes the newest copy of its cache, whichever revision was asked for.
@@ -282,14 +280,6 @@ def _load_dataset(spec: str, arguments: CorpusArguments) -> dict[Side, TextSourc
         for side, split in _select_splits(spec, list(splits)).items()
         if not (side == "validation" and arguments.validation_file)
     }
-
-
-def _load_saved_dataset(path: str, arguments: CorpusArguments) -> TextSource:
-    """Open a folder that `Dataset.save_to_disk` has written: `load_dataset` refuses those."""
-    with _explained_errors(path):
-        rows = datasets.load_from_disk(path)
-    fingerprint = digest(*map(_hash_file, sorted(glob.glob(f"{glob.escape(path)}/*.arrow"))))
-    return _make_source(path, rows, fingerprint, "row", arguments, Path(path).name)
 
 
 def _parse_spec(spec: str) -> tuple[str, str | None, str | None]:
@@ -343,9 +333,8 @@ def _select_column(name: str, rows: Rows, wanted: str | None) -> str:
         row: dict[str, object] = next(iter(rows), {})
         columns, text_columns = list(row), [column for column, value in row.items() if isinstance(value, str)]
     else:
-        columns = list(rows.features)
-        kinds = {column: getattr(feature, "dtype", None) for column, feature in rows.features.items()}
-        text_columns = [column for column in columns if kinds[column] in ("string", "large_string")]
+        columns, strings = list(rows.features), ("string", "large_string")
+        text_columns = [column for column in columns if getattr(rows.features[column], "dtype", None) in strings]
     chosen = [wanted] if wanted is not None else ["text"] if "text" in text_columns else text_columns
     if len(chosen) != 1 or chosen[0] not in text_columns:
         found = f"in the columns {', '.join(text_columns) or '(none)'} of {', '.join(columns)}"

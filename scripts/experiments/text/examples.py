@@ -67,11 +67,7 @@ def choose_words(blocks: Blocks, tokenizer: PreTrainedTokenizerBase, count: int)
 
 
 def show_predictions(trainer: MaskedLMTrainer, blocks: Blocks, count: int = 6) -> list[str]:
-    """
-    Print what the model puts in the place of a few masked words; to be called on all processes.
-
-    Returns the words' sentences, masked.
-    """
+    """Print what a model puts in the place of a few words, on all processes; returns their sentences, masked."""
     tokenizer: Any = trainer.processing_class
     words = choose_words(blocks, tokenizer, count)
     inputs = np.array([word.block for word in words])

@@ -43,10 +43,8 @@ class MaskingCollator(DataCollatorForLanguageModeling):
 
     process_index: int = 0
     num_processes: int = 1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.start_at(0)
+    _first: int = 0
+    _drawn: int = 0
 
     def start_at(self, batch_number: int) -> None:
         """Say how many batches of this process come before the next one."""

@@ -63,7 +63,7 @@ class TextSource:
         num_rows = round(self.rows.num_rows * {None: 1.0, "train": 1 - held_out, "validation": held_out}[self.side])
         return self.rows.data.nbytes * num_rows // self.rows.num_rows
 
-    def split(self, fraction: float) -> "tuple[TextSource, TextSource]":
+    def split(self, fraction: float) -> "dict[Side, TextSource]":
         """
         Divide into training and validation, with about `fraction`, in (0, 1), of the documents for validation.
 
@@ -79,13 +79,10 @@ class TextSource:
         threshold = max(threshold, lowest + 1)
         if all(_document_hash(document) < threshold for document in self._documents()):
             return self._split_inside(fraction)
-        train, validation = (
-            replace(self, fingerprint=digest(self.fingerprint, side, str(threshold)), side=side, threshold=threshold)
-            for side in _SIDES
-        )
-        return train, validation
+        chosen = {side: digest(self.fingerprint, side, str(threshold)) for side in _SIDES}
+        return {side: replace(self, fingerprint=chosen[side], side=side, threshold=threshold) for side in _SIDES}
 
-    def _split_inside(self, fraction: float) -> "tuple[TextSource, TextSource]":
+    def _split_inside(self, fraction: float) -> "dict[Side, TextSource]":
         """Hold out the end of the text, about `fraction` of its characters, from the beginning of a word on."""
         rows = list(self._read())
         ends = list(accumulate(map(len, rows)))
@@ -94,18 +91,15 @@ class TextSource:
         row, cut = rows[number], place - ends[number] + len(rows[number])
         while cut and not row[cut - 1].isspace():
             cut -= 1
+        parts: dict[Side, list[str]]
         parts = {"train": [*rows[:number], row[:cut]], "validation": [row[cut:], *rows[number + 1 :]]}
         if not all(any(text.strip() for text in part) for part in parts.values()):
             raise UserError(f"{self.name} holds a single word; give more text.")
         held_out = sum(map(len, parts["validation"]))
         logger.info("%s is one document: its last %s characters are held out for validation.", self.name, held_out)
-        train, validation = (
-            replace(
-                self, rows=Dataset.from_dict({"text": part}), fingerprint=digest(self.fingerprint, side, f"{place}")
-            )
-            for side, part in parts.items()
-        )
-        return train, validation
+        chosen = {side: digest(self.fingerprint, side, str(place)) for side in parts}
+        sides = {side: Dataset.from_dict({"text": part}) for side, part in parts.items()}
+        return {side: replace(self, rows=rows, fingerprint=chosen[side]) for side, rows in sides.items()}
 
     def _read(self) -> Iterator[str]:
         for batch in self.rows.iter(batch_size=_READ_ROWS):

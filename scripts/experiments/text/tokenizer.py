@@ -86,9 +86,18 @@ def sample_texts(
     if probabilities is None:
         weights = [size or 0 for size in sizes] if all(sizes) else [1] * len(sizes)
         probabilities = [weight / sum(weights) for weight in weights]
-    for source, size, share in zip(sources, sizes, probabilities, strict=True):
-        budget = round(max_characters * share)
-        yield from _sample(source, budget, budget / size if size else 1)
+    for source, size, probability in zip(sources, sizes, probabilities, strict=True):
+        budget = round(max_characters * probability)
+        share = budget / size if size else 1
+        num_seen = num_kept = 0
+        for text in source:
+            if num_kept >= budget:
+                logger.info("Only the first %s characters are read.", f"{budget:,}")
+                break
+            num_seen += len(text)
+            if num_kept < share * num_seen:
+                yield text[: budget - num_kept]
+                num_kept += len(text)
 
 
 def save_tokenizer(tokenizer: BertTokenizer, output_dir: str | Path, overwrite: bool = False) -> None:
@@ -120,19 +129,6 @@ def check_output_dir(output_dir: str | Path, overwrite: bool = False) -> None:
     if folder.exists() and any(folder.iterdir()) and not overwrite:
         content = "a tokenizer" if (folder / "tokenizer.json").exists() else "other files"
         raise UserError(f"--output_dir {folder} holds {content}; choose another folder, or pass --overwrite.")
-
-
-def _sample(texts: Iterable[str], budget: int, share: float) -> Iterator[str]:
-    """Leave out texts evenly, so that about `share` of the characters remains, and stop at `budget` characters."""
-    num_seen = num_kept = 0
-    for text in texts:
-        if num_kept >= budget:
-            logger.info("Only the first %s characters are read.", f"{budget:,}")
-            return
-        num_seen += len(text)
-        if num_kept < share * num_seen:
-            yield text[: budget - num_kept]
-            num_kept += len(text)
 
 
 def _count_alphabet(texts: Iterable[str], backend: Tokenizer) -> list[str]:
