@@ -204,7 +204,7 @@ def test_a_second_stage_starts_from_the_runs_of_the_first(make, stage, tmp_path)
         (["--seeds", 1], "--seeds 1: give two or more"),
         (["--seeds", 1, 1], "--seeds 1 1: give two or more"),
         (["--seeds", 1, 100], "100 is the seed that chooses"),
-        (["--search_steps", 0], "--search_steps 0"),
+        (["--search_steps", 0], "--search_steps is 0"),
         (["--data_dir", "x"], "The table test takes no --data_dir"),
         (["--learning_rate", 1], "unrecognized|--learning_rate"),
     ],
