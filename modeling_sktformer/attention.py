@@ -176,18 +176,18 @@ class SkeletonAttention(nn.Module):
         read = self._read_weights if few and plain and not self.is_fused() else self._project
         coefficients = read(hidden_states, sequences, landmarks)
         branches: list[Branch | Attended] = []
-        probabilities = feature_probabilities = None
+        # Transposed as they are returned and back, so that what is returned is what the outputs are computed from.
+        token_attentions = feature_attentions = None
         if "tokens" in coefficients:
             branches.append(Attended(coefficients["tokens"], self.token_norm))
         elif landmarks is not None:
-            probabilities = self.dropout(token_weights(coefficients["token_scores"], landmarks.mask))
-            branches.append(Branch(probabilities, coefficients["landmark_values"], self.token_norm))
+            token_attentions = self.dropout(token_weights(coefficients["token_scores"], landmarks.mask)).mT
+            branches.append(Branch(token_attentions.mT, coefficients["landmark_values"], self.token_norm))
         if self.config.use_feature_attention:
-            feature_probabilities = self.dropout(coefficients["feature_scores"].softmax(dim=2))
-            branches.append(Branch(coefficients["value_columns"], feature_probabilities, self.feature_norm))
+            feature_attentions = self.dropout(coefficients["feature_scores"].softmax(dim=2)).mT
+            branches.append(Branch(coefficients["value_columns"], feature_attentions.mT, self.feature_norm))
         compute = choose_kernel("combine", self.config.kernels, branches, self.out_proj) or combine
-        attentions = [None if weights is None else weights.mT for weights in (probabilities, feature_probabilities)]
-        return compute(branches, self.out_proj), attentions[0], attentions[1]
+        return compute(branches, self.out_proj), token_attentions, feature_attentions
 
     def is_fused(self) -> bool:
         """Whether PyTorch's fused kernel computes the token branch."""

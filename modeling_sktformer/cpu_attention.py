@@ -20,8 +20,8 @@ def combine_normalized(branches: Sequence[Any], projection: nn.Linear) -> torch.
     """
     Compute the mean of the normalised branches, projected (Equation 2).
 
-    In float32 sigma loses digits where the vectors nearly cancel each other: outputs are within 1e-5 of the plain
-    code's, whose own rounding errors are not much smaller.
+    In float32 outputs are within 1e-5 of the plain code's. Where the vectors nearly cancel each other, both lose the
+    digits that cancel, these one more.
 
     Args:
         branches (`Sequence` of [`~attention.Branch`]): What each branch combines, and its norm.
@@ -35,9 +35,12 @@ def combine_normalized(branches: Sequence[Any], projection: nn.Linear) -> torch.
     for branch in branches:
         coefficients, vectors = branch.coefficients.flatten(1, 2), branch.block_diagonal()  # (B, m, S), (B, m, d)
         centred = vectors - vectors.mean(dim=-1, keepdim=True)
-        products = (centred @ centred.mT) @ coefficients  # (B, m, S)
-        variance = (products * coefficients).sum(dim=1, keepdim=True) / vectors.shape[-1]
-        normalized.append(coefficients * (variance.clamp(min=0) + branch.norm.eps).rsqrt())
+        # Squared before they cancel, vectors would lose twice the digits: in float64 none are missing.
+        wide, exact = centred.double(), coefficients.double()
+        products = (wide @ wide.mT) @ exact  # (B, m, S)
+        variance = (products * exact).sum(dim=1, keepdim=True) / vectors.shape[-1]
+        scale = (variance.clamp(min=0) + branch.norm.eps).rsqrt()
+        normalized.append(coefficients * scale.to(coefficients.dtype))
         maps.append(centred * (branch.norm.weight / num_branches))
         shifts.append(branch.norm.bias / num_branches)
     bias = nn.functional.linear(sum(shifts[1:], shifts[0]), projection.weight, projection.bias)

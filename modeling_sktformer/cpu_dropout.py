@@ -22,7 +22,9 @@ def drop_values(inputs: torch.Tensor, probability: float) -> torch.Tensor:
         `torch.Tensor` of the shape of `inputs`.
     """
     num_dropped = min(round(probability * NUM_LEVELS), NUM_LEVELS - 1)
-    numbers = torch.empty(-(-inputs.numel() // 4), dtype=torch.int64, device=inputs.device).random_(-(2**63), None)
+    # Empty as the inputs are, so that `torch.func.vmap` draws for each sample.
+    numbers = inputs.new_empty(-(-inputs.numel() // 4), dtype=torch.int64).random_(-(2**63), None)
     levels = numbers.view(torch.int16)[: inputs.numel()].view(inputs.shape)
     kept = levels >= num_dropped - NUM_LEVELS // 2
-    return inputs * (kept * torch.tensor(NUM_LEVELS / (NUM_LEVELS - num_dropped), dtype=inputs.dtype))
+    scale = torch.tensor(NUM_LEVELS / (NUM_LEVELS - num_dropped), dtype=inputs.dtype, device=inputs.device)
+    return inputs * (kept * scale)

@@ -40,7 +40,7 @@ def is_plain(module: nn.Module, kind: type[nn.Module]) -> bool:
     return (
         type(module) is kind
         and not any(hooks)
-        and "forward" not in vars(module)
+        and getattr(module.forward, "__func__", None) is kind.forward
         and all(type(parameter) is nn.Parameter for parameter in module._parameters.values())
     )
 
@@ -50,7 +50,9 @@ def _combines_on_cpu(branches: Sequence[Any], projection: nn.Module) -> bool:
     return (
         vectors is not None
         and vectors.device.type == "cpu"
-        and vectors.dtype in (torch.float32, torch.float64)  # norms not computed as such need their digits
+        # Norms that are not computed as such need their digits.
+        and vectors.dtype in (torch.float32, torch.float64)
+        and not torch.is_autocast_enabled("cpu")
         and isinstance(projection, nn.Linear)
         and is_plain(projection, nn.Linear)
         and all(is_plain(branch.norm, nn.LayerNorm) for branch in branches)

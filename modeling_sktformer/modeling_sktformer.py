@@ -279,8 +279,8 @@ class SKTformerPreTrainedModel(PreTrainedModel):
         """
         Choose what computes single operations: `"auto"` faster kernels where they apply, `"eager"` plain code alone.
 
-        With plain code the outputs of a sequence are equal, bit by bit, alone and in any batch, in float32 on one
-        device, as long as its padded length and the form that counting chooses are the same.
+        What stands beside a sequence in a batch of the same shape changes no bit of its outputs, with either. With
+        another number of sequences products may be rounded differently.
 
         Raises:
             huggingface_hub.errors.StrictDataclassFieldValidationError: for anything else.

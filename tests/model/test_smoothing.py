@@ -1,21 +1,18 @@
-"""The Fourier convolution of inputs much shorter than the model: on a shorter circle, to the same result."""
+"""The smoother: on short circles, folded, in low precision and in graphs the paper's convolution, to the same result."""
 
 import copy
-import pickle
+import math
 
 import pytest
 import torch
 from torch import nn
 
-from modeling_sktformer import SKTformerForMaskedLM, SKTformerForSequenceClassification, SKTformerModel, smoothing
-from modeling_sktformer.smoothing import (
-    FourierConvolution,
-    fourier_convolution,
-    resize_filter,
-    short_transform_length,
-    shorten_filter,
-)
-from support.builders import assert_equal, call, gradients, make_batch, make_config, make_model, token_outputs
+from modeling_sktformer import SKTformerForMaskedLM, SKTformerForSequenceClassification, circle, modeling_sktformer
+from modeling_sktformer.circle import Circle, choose_circle, count_multiply_adds
+from modeling_sktformer.lengthening import fit_filter, resize_filter, short_transform_length, shorten_filter
+from modeling_sktformer.sequences import Sequences
+from modeling_sktformer.smoothing import FourierConvolution, Smoother, fourier_convolution
+from support.builders import call, gradients, make_batch, make_config, make_model, token_outputs
 from support.reference import naive_fourier_convolution
 
 
@@ -26,57 +23,48 @@ def assert_same(actual, expected) -> None:
     torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-10)
 
 
-def make_convolution(num_positions: int, dtype: torch.dtype = torch.float64) -> FourierConvolution:
-    """A Fourier convolution in evaluation mode with a random filter."""
-    config = make_config(hidden_size=WIDTH, num_segments=NUM_SEGMENTS, max_position_embeddings=num_positions)
-    convolution = FourierConvolution(config).to(dtype).eval()
-    with torch.no_grad():
-        convolution.filter.normal_()
-    return convolution
+def circle_for(config, inputs: torch.Tensor, token_mask: torch.Tensor | None = None) -> tuple[Sequences, Circle]:
+    """The sequences of a batch, and what the encoder convolves them around."""
+    sequences = Sequences.from_mask(inputs.shape[1], token_mask, inputs.dtype)
+    dtype = torch.promote_types(inputs.dtype, torch.float32)
+    return sequences, choose_circle(config, inputs.shape[0], sequences, dtype, inputs.device)
+
+
+class Convolution(nn.Module):
+    """A Fourier convolution with a random filter, called as the encoder does it where there is no stem."""
+
+    def __init__(self, num_positions: int, dtype: torch.dtype = torch.float64):
+        super().__init__()
+        sizes = {"hidden_size": WIDTH, "num_segments": NUM_SEGMENTS, "max_position_embeddings": num_positions}
+        self.config = make_config(use_convolution_stem=False, **sizes)
+        self.convolution = FourierConvolution(self.config).to(dtype)
+        nn.init.normal_(self.convolution.filter)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.convolution(inputs, circle_for(self.config, inputs)[1])
+
+    def on_the_whole_circle(self, inputs: torch.Tensor) -> torch.Tensor:
+        """What it has to give."""
+        num_positions = self.config.max_position_embeddings
+        return fourier_convolution(inputs, self.convolution.filter.detach(), NUM_SEGMENTS, num_positions)
 
 
 def make_inputs(batch_size: int, length: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
     return torch.randn(batch_size, length, WIDTH, dtype=torch.float64).to(dtype)
 
 
-def kept_lengths(convolution: FourierConvolution) -> list[int]:
-    """The transforms for which a shortened filter is kept."""
-    return [] if convolution._shortened is None else sorted(convolution._shortened[1])
-
-
-def convolutions_of(model: nn.Module) -> list[FourierConvolution]:
-    return [module for module in model.modules() if isinstance(module, FourierConvolution)]
-
-
-def on_the_whole_circle(convolution: FourierConvolution, inputs: torch.Tensor) -> torch.Tensor:
-    """What the convolution has to give, without a shorter circle and with nothing kept."""
-    return fourier_convolution(inputs, convolution.filter.detach(), NUM_SEGMENTS, convolution.num_positions)
-
-
 @pytest.fixture
-def transforms(monkeypatch) -> list[int]:
-    """The length of every transform that is run from here on."""
-    lengths = []
+def force(monkeypatch):
+    """A function that makes all batches take one form, whatever it costs."""
 
-    def recorded(inputs, filter, num_segments, num_positions):
-        lengths.append(num_positions)
-        return fourier_convolution(inputs, filter, num_segments, num_positions)
+    def take(folded: bool, short: bool) -> None:
+        def count(config, batch_size, length, num_positions):
+            cost = num_positions if short else -num_positions
+            return cost + folded, cost + (not folded)
 
-    monkeypatch.setattr(smoothing, "fourier_convolution", recorded)
-    return lengths
+        monkeypatch.setattr(circle, "count_multiply_adds", count)
 
-
-@pytest.fixture
-def shortenings(monkeypatch) -> list[int]:
-    """The length that a filter is brought to, for every time that one is."""
-    lengths = []
-
-    def recorded(filter, num_positions, new_num_positions):
-        lengths.append(new_num_positions)
-        return shorten_filter(filter, num_positions, new_num_positions)
-
-    monkeypatch.setattr(smoothing, "shorten_filter", recorded)
-    return lengths
+    return take
 
 
 def test_the_length_is_the_smallest_fast_one_that_fits():
@@ -93,7 +81,7 @@ def check_against_the_circular_sum(length: int, num_positions: int, new_num_posi
     weight = torch.randn(2, length, WIDTH, dtype=torch.float64)
     short = shorten_filter(filter, num_positions, new_num_positions)
     assert short.shape == (WIDTH, new_num_positions // 2 + 1, 2)
-    outputs = fourier_convolution(inputs, short, NUM_SEGMENTS, new_num_positions).mT
+    outputs = fourier_convolution(inputs, short, NUM_SEGMENTS, new_num_positions)
     expected = torch.stack([naive_fourier_convolution(row, filter, NUM_SEGMENTS, num_positions) for row in inputs])
     assert_same(outputs, expected)
     assert_same(
@@ -119,10 +107,16 @@ def test_the_chosen_circle_gives_the_circular_sum(length, num_positions):
 
 
 def test_a_circle_that_is_too_short_would_not_do():
-    convolution, inputs = make_convolution(64), make_inputs(1, 9)
-    short = shorten_filter(convolution.filter.detach(), 64, 16)
-    difference = fourier_convolution(inputs, short, NUM_SEGMENTS, 16) - on_the_whole_circle(convolution, inputs)
+    model, inputs = Convolution(64), make_inputs(1, 9)
+    short = fit_filter(model.convolution.filter.detach(), 64, 16)
+    difference = fourier_convolution(inputs, short, NUM_SEGMENTS, 16) - model.on_the_whole_circle(inputs)
     assert difference.abs().max() > 0.01
+
+
+def test_a_filter_on_its_own_circle_is_taken_as_it_is():
+    filter = torch.randn(WIDTH, 33, 2)
+    assert fit_filter(filter, 64, 64) is filter
+    assert_same(fit_filter(filter, 64, 24), shorten_filter(filter, 64, 24))
 
 
 @pytest.mark.parametrize(
@@ -143,382 +137,363 @@ def test_filters_are_shortened_in_float32_at_least(dtype, expected):
 
 
 def test_shortening_and_resizing_agree_on_short_inputs():
-    convolution, inputs = make_convolution(64), make_inputs(2, 12)
-    resized = resize_filter(convolution.filter.detach(), 64, 24)
-    short = shorten_filter(convolution.filter.detach(), 64, 24)
+    filter, inputs = Convolution(64).convolution.filter.detach(), make_inputs(2, 12)
+    short, resized = shorten_filter(filter, 64, 24), resize_filter(filter, 64, 24)
     assert_same(
         fourier_convolution(inputs, short, NUM_SEGMENTS, 24), fourier_convolution(inputs, resized, NUM_SEGMENTS, 24)
     )
 
 
-# Shortening is worth it where batch_size * (64 - n) > 64 + n; keeping what was shortened, where it is > 16.
+def test_multiply_adds_are_counted_as_by_hand():
+    config = make_config(hidden_size=12, num_segments=3, conv_kernel_size=3, max_position_embeddings=64)
+    # Two sequences of 5 tokens, 12 columns; 1.25 N log2 N for each transform, of which shortening takes 12 and 12.
+    shortening = 12 * 1.25 * (64 * 6 + 16 * 4)
+    direct = 3 * (2 * 5) * 12 * 12 + (2 * 12) * 1.25 * 16 * 4
+    # 9 frequencies of 2 parts count as 16: the folded filter, its products, and transforms as products with waves.
+    folded = 3 * 16 * 12 * 12 + 2 * (2 * 16) * 3 * 12
+    waves = 2 * (5 * 16) * (12 + 2 * 3)
+    moved = 64 * (4 * 3 + 3 * 3) * 12 * 16
+    assert count_multiply_adds(config, 2, 5, 16) == (shortening + direct, shortening + folded + waves + moved)
+    config.max_position_embeddings = 16  # nothing to shorten
+    assert count_multiply_adds(config, 2, 5, 16) == (direct, folded + waves + moved)
+    config.use_convolution_stem = False  # nothing to fold
+    assert count_multiply_adds(config, 2, 5, 16) == ((2 * 12) * 1.25 * 16 * 4, math.inf)
+
+
+def test_long_circles_are_counted_with_fast_transforms():
+    config = make_config(hidden_size=12, num_segments=3, conv_kernel_size=3, max_position_embeddings=1024)
+    products = 3 * 1024 * 12 * 12 + 2 * (2 * 1024) * 3 * 12 + 64 * (4 * 3 + 3 * 3) * 12 * 1024
+    transforms = 2 * (12 + 3) * 1.25 * 1024 * 10
+    assert count_multiply_adds(config, 2, 700, 1024)[1] == products + transforms
+
+
+# Without a stem shortening is worth it where B 64 log2 64 > (B + 1) n log2 n + 64 log2 64.
 @pytest.mark.parametrize(
-    ("batch_size", "length", "in_training", "in_evaluation"),
-    [
-        (1, 1, 64, 1),
-        (2, 1, 1, 1),
-        (2, 8, 16, 16),
-        (2, 9, 64, 24),
-        (3, 9, 24, 24),
-        (3, 16, 64, 32),
-        (4, 16, 32, 32),
-        (1, 24, 64, 64),
-        (2, 24, 64, 48),
-        (7, 24, 64, 48),
-        (8, 24, 48, 48),
-        (8, 25, 64, 64),
-        (8, 64, 64, 64),
-    ],
+    ("batch_size", "length", "num_positions"),
+    [(1, 1, 64), (2, 1, 1), (1, 8, 64), (2, 8, 16), (1, 9, 64), (2, 9, 24), (2, 16, 64), (3, 16, 32)]
+    + [(5, 24, 64), (6, 24, 48), (8, 25, 64), (8, 64, 64)],
 )
-def test_the_short_transform_is_taken_where_it_costs_less(
-    batch_size, length, in_training, in_evaluation, transforms, shortenings
-):
-    convolution, inputs = make_convolution(64), make_inputs(batch_size, length)
-    expected = on_the_whole_circle(convolution, inputs)
-    for training, enabled in ((True, True), (True, False), (False, True), (False, False)):
-        transforms.clear()
-        shortenings.clear()
-        with torch.set_grad_enabled(enabled):
-            outputs = convolution.train(training)(inputs)
-        assert_same(outputs.detach(), expected)
-        assert transforms == [in_evaluation if not training and not enabled else in_training]
-        assert shortenings == [n for n in transforms if n < 64]
+def test_the_short_circle_is_taken_where_it_costs_less(batch_size, length, num_positions):
+    model, inputs = Convolution(64), make_inputs(batch_size, length)
+    assert circle_for(model.config, inputs)[1] == Circle(num_positions)
+    assert_same(model(inputs).detach(), model.on_the_whole_circle(inputs))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "folds"),
+    [
+        ({}, True),
+        ({"hidden_size": 96}, False),
+        ({"batch_size": 1}, False),
+        ({"num_segments": 256}, False),
+        ({"conv_kernel_size": 1}, False),
+        ({"use_convolution_stem": False}, False),
+    ],
+    ids=str,
+)
+def test_stems_are_folded_in_wide_models_and_large_batches(sizes, folds):
+    fields = {"hidden_size": 768, "num_segments": 8, "max_position_embeddings": 512, "batch_size": 8, **sizes}
+    batch_size = fields.pop("batch_size")
+    config = make_config(**fields)
+    inputs = torch.empty(batch_size, 512, config.hidden_size, device="meta")
+    assert (circle_for(config, inputs)[1].waves is not None) == folds
+
+
+def make_smoother(**overrides) -> Smoother:
+    smoother = Smoother(make_config(**overrides)).double().train()
+    for parameter in smoother.parameters():
+        nn.init.normal_(parameter, std=0.5)
+    return smoother
+
+
+def smooth(smoother: Smoother, config, states: torch.Tensor, token_mask: torch.Tensor | None) -> torch.Tensor:
+    sequences, around = circle_for(config, states, token_mask)
+    return sequences.zero_padding(smoother(states, sequences, around))
+
+
+# Lengths of one token, fewer than taps, all of a short circle, as many as fit without one, and the model's.
+@pytest.mark.parametrize(
+    ("num_positions", "length"), [(1, 1), (33, 1), (33, 2), (33, 12), (33, 18), (33, 33), (32, 3), (32, 8), (32, 32)]
+)
+@pytest.mark.parametrize("products", [False, True], ids=["transforms", "products"])
+@pytest.mark.parametrize("masked", [False, True], ids=["whole", "masked"])
+@pytest.mark.parametrize("kernel_size", [1, 3, 5])
+def test_folded_stems_are_the_direct_ones(kernel_size, masked, products, num_positions, length, force, monkeypatch):
+    monkeypatch.setattr(circle, "MAX_PRODUCT_POSITIONS", 64 if products else 0)
+    fields = {"max_position_embeddings": num_positions, "num_landmark_tokens": 1, "conv_kernel_size": kernel_size}
+    smoother, config = make_smoother(smoother_activation="gelu", **fields), make_config(**fields)
+    states = torch.randn(4, length, WIDTH, dtype=torch.float64, requires_grad=True)
+    num_tokens = torch.tensor([length, 1, 0, (length + 1) // 2])
+    token_mask = torch.arange(length) < num_tokens[:, None] if masked else None
+    weights = torch.randn_like(states)
+    results = []
+    for folded in (False, True):
+        for short in (False, True):
+            force(folded, short)
+            around = circle_for(config, states)[1]
+            assert (around.waves is not None) == folded
+            assert around.num_positions == (short_transform_length(length, num_positions) if short else num_positions)
+            outputs = smooth(smoother, config, states, token_mask)
+            grads = torch.autograd.grad((outputs * weights).sum(), [states, *smoother.parameters()])
+            results.append((outputs, *grads))
+    for result in results[1:]:
+        assert_same(result, results[0])
+
+
+def test_the_folded_stem_has_second_gradients(force):
+    force(folded=True, short=False)
+    fields = {"max_position_embeddings": 5, "smoother_activation": "gelu"}
+    smoother, config = make_smoother(**fields), make_config(**fields)
+    states = torch.randn(2, 5, WIDTH, dtype=torch.float64, requires_grad=True)
+    token_mask = torch.arange(5) < torch.tensor([5, 3])[:, None]
+    assert torch.autograd.gradgradcheck(lambda states: smooth(smoother, config, states, token_mask), (states,))
+
+
+@pytest.mark.parametrize("name", ["convolution_stem", "convolution_stem.convolution", "fourier_convolution"])
+def test_a_hook_on_a_part_of_the_stem_is_called(name, force):
+    force(folded=True, short=False)
+    smoother, states, calls = make_smoother(), torch.randn(4, 16, WIDTH, dtype=torch.float64), []
+    expected = smooth(smoother, make_config(), states, None)
+    smoother.get_submodule(name).register_forward_hook(lambda *call: calls.append(call))
+    assert_same(smooth(smoother, make_config(), states, None), expected)
+    assert len(calls) == 1
+
+
+def test_a_wrapped_short_convolution_is_called(force):
+    smoother, states = make_smoother(), torch.randn(4, 16, WIDTH, dtype=torch.float64)
+    force(folded=True, short=False)
+    expected = smooth(smoother, make_config(), states, None)
+    assert smoother.convolution_stem is not None
+    smoother.convolution_stem.convolution = nn.Sequential(smoother.convolution_stem.convolution)
+    assert_same(smooth(smoother, make_config(), states, None), expected)
+
+
+def test_hooks_see_what_they_saw(force):
+    """The activation and the dropout do not write into what came out of the norm."""
+    smoother, seen = make_smoother(), []
+    assert smoother.convolution_stem is not None
+    smoother.convolution_stem.norm.register_forward_hook(lambda *call: seen.append((call[2], call[2].clone())))
+    smooth(smoother, make_config(), torch.randn(3, 7, WIDTH, dtype=torch.float64), None)
+    ((output, as_it_was),) = seen
+    assert output.min() < 0
+    assert torch.equal(output, as_it_was)
+
+
+@pytest.mark.parametrize("products", [False, True], ids=["transforms", "products"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_folded_stems_lose_no_more_under_autocast(dtype, products, force, monkeypatch):
+    monkeypatch.setattr(circle, "MAX_PRODUCT_POSITIONS", 64 if products else 0)
+    smoother, config = make_smoother(hidden_size=48).eval(), make_config(hidden_size=48)
+    states = torch.randn(4, 16, 48)
+    exact = smooth(smoother, config, states.double(), None)
+    smoother.float()
+    errors = []
+    for folded in (False, True):
+        force(folded, short=False)
+        with torch.autocast("cpu", dtype):
+            errors.append((smooth(smoother, config, states, None) - exact).norm())
+    assert errors[1] < 2 * errors[0]
+
+
+@pytest.mark.parametrize("folded", [False, True])
+def test_transforms_run_in_float32_under_autocast(folded, force, monkeypatch):
+    monkeypatch.setattr(circle, "MAX_PRODUCT_POSITIONS", 0)
+    force(folded, short=True)
+    dtypes = []
+
+    def spy(name):
+        transform = getattr(torch.fft, name)
+        monkeypatch.setattr(torch.fft, name, lambda inputs, **kw: dtypes.append(inputs.dtype) or transform(inputs, **kw))
+
+    spy("rfft")
+    spy("irfft")
+    smoother, states = make_smoother().float(), torch.randn(2, 5, WIDTH)
+    with torch.autocast("cpu", torch.bfloat16):
+        outputs = smooth(smoother, make_config(), states, None)
+    outputs.sum().backward()
+    assert smoother.fourier_convolution is not None
+    assert smoother.fourier_convolution.filter.grad.dtype == torch.float32
+    # The filter's two to the short circle, and the columns'.
+    assert dtypes == [torch.complex64, torch.float32, torch.float32, torch.complex64]
+
+
+def test_filters_keep_float32_under_autocast():
+    model, inputs = Convolution(64, torch.float32), make_inputs(4, 12, torch.float32)
+    expected = model.on_the_whole_circle(inputs)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        outputs = model(inputs)
+    (grad,) = torch.autograd.grad(outputs.sum(), model.convolution.filter)
+    assert (outputs - expected).abs().max() < 1e-5
+    assert grad.dtype == torch.float32
+
+
+@pytest.fixture
+def circles(monkeypatch) -> list[Circle]:
+    """What the batches of a model are convolved around from here on."""
+    chosen = []
+
+    def record(*arguments):
+        chosen.append(choose_circle(*arguments))
+        return chosen[-1]
+
+    monkeypatch.setattr(modeling_sktformer, "choose_circle", record)
+    return chosen
 
 
 @pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
 @pytest.mark.parametrize("smoother_norm", ["batch_norm", "layer_norm"])
 @pytest.mark.parametrize("side", ["right", "left", "holes"])
 @pytest.mark.parametrize("model_class", [SKTformerForMaskedLM, SKTformerForSequenceClassification])
-def test_the_model_is_the_same_without_short_transforms(
-    model_class, side, smoother_norm, training, transforms, monkeypatch
-):
+def test_the_model_is_the_same_in_every_form(model_class, side, smoother_norm, training, circles, force):
     model = make_model(model_class, smoother_norm=smoother_norm, max_position_embeddings=64).train(training)
     start = copy.deepcopy(model.state_dict())
     batch = make_batch([12, 1, 7, 3])
     inputs, labels = batch.inputs(side, 12), batch.labels(model_class, side, 12)
 
-    def outcome():
+    def outcome(folded, short):
         # Batch norm moves its running statistics in training, which the next call must not see.
         model.load_state_dict(start)
         model.zero_grad()
-        transforms.clear()
+        force(folded, short)
         output = call(model, inputs, **labels)
         output.loss.backward()
-        lengths = list(transforms)
+        assert circles[-1].num_positions == (24 if short else 64)
+        assert (circles[-1].waves is not None) == folded
         with torch.no_grad():
             unlabelled = call(model, inputs)
         statistics = {name: value.clone() for name, value in model.named_buffers()}
         logits = list(unlabelled.logits)
         if token_outputs(unlabelled):
             logits = [row[place] for row, place in zip(logits, batch.places(side, 12), strict=True)]
-        return lengths, (output.loss.detach(), logits, gradients(model), statistics)
+        return output.loss.detach(), logits, gradients(model), statistics
 
-    lengths, short = outcome()
-    assert lengths == [24, 24]
-    monkeypatch.setattr(smoothing, "short_transform_length", lambda length, num_positions: num_positions)
-    lengths, full = outcome()
-    assert lengths == [64, 64]
-    assert len(full[2]) == len(list(model.parameters()))
-    assert_same(short, full)
+    expected = outcome(folded=False, short=False)
+    assert len(expected[2]) == len(list(model.parameters()))
+    assert_same(outcome(folded=False, short=True), expected)
+    assert_same(outcome(folded=True, short=True), expected)
 
 
+@pytest.mark.parametrize("folded", [False, True])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_low_precision_is_no_worse_on_a_short_circle(dtype, transforms, monkeypatch):
+def test_low_precision_is_no_worse_in_other_forms(dtype, folded, circles, force):
     batch = make_batch([12, 1, 7, 3])
     inputs, labels = batch.inputs(), batch.labels(SKTformerForMaskedLM)
 
-    def outcome(used_dtype, expected_length):
+    def outcome(used_dtype, folded, short):
         model = make_model(SKTformerForMaskedLM, smoother_norm="layer_norm", max_position_embeddings=64).to(used_dtype)
-        transforms.clear()
+        force(folded, short)
         output = model(**inputs, **labels)
         output.loss.backward()
         with torch.no_grad():
             again = model(**inputs)
-        assert transforms == [expected_length] * 4
+        assert [around.num_positions for around in circles[-2:]] == [24 if short else 64] * 2
         assert output.logits.dtype == used_dtype
         filters = torch.cat([grad.flatten().double() for name, grad in gradients(model).items() if "filter" in name])
         kept = inputs["attention_mask"].bool()
         return output.logits[kept].detach().double(), again.logits[kept].double(), filters
 
-    short = outcome(dtype, 24)
-    monkeypatch.setattr(smoothing, "short_transform_length", lambda length, num_positions: num_positions)
-    exact, full = outcome(torch.float64, 64), outcome(dtype, 64)
-    for got, reference, want in zip(short, full, exact, strict=True):
+    found, plain = outcome(dtype, folded, short=True), outcome(dtype, folded=False, short=False)
+    exact = outcome(torch.float64, folded=False, short=False)
+    for got, reference, want in zip(found, plain, exact, strict=True):
         assert (got - want).norm() <= 2 * (reference - want).norm()
 
 
-def test_under_autocast():
-    convolution, inputs = make_convolution(64, torch.float32).train(), make_inputs(4, 12, torch.float32)
-    expected = on_the_whole_circle(convolution, inputs)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        outputs = convolution(inputs)
-    (grad,) = torch.autograd.grad(outputs.sum(), convolution.filter)
-    assert (outputs - expected).abs().max() < 1e-5
-    assert grad.dtype == torch.float32
-
-
-# What changes a filter, all of which must show in the next output. Each takes the convolution whose filter it changes.
-
-
-def step(optimizer_class, **options):
-    def change(convolution):
-        with torch.enable_grad():
-            convolution(make_inputs(4, 9, convolution.filter.dtype)).square().sum().backward()
-        optimizer_class(convolution.parameters(), lr=0.1, **options).step()
-
-    return change
-
-
-def in_place(convolution):
-    with torch.no_grad():
-        convolution.filter.mul_(2)
-
-
-def in_place_behind_autograd(convolution):
-    convolution.filter.data.mul_(2)
-
-
-def sign(convolution):
-    convolution.filter.data.neg_()
-
-
-def swap(convolution):
-    convolution.filter.data.copy_(convolution.filter.data.roll(1, 0))
-
-
-def one_value(convolution):
-    convolution.filter.data[3, 5, 1] += 1
-
-
-def other_memory(convolution):
-    convolution.filter.data = 2 * convolution.filter.data
-
-
-def from_vector(convolution):
-    vector = nn.utils.parameters_to_vector(convolution.parameters())
-    nn.utils.vector_to_parameters(2 * vector.detach(), convolution.parameters())
-
-
-def other_parameter(convolution):
-    convolution.filter = nn.Parameter(2 * convolution.filter.detach())
-
-
-def load(assign):
-    def change(convolution):
-        state = {"filter": torch.randn_like(convolution.filter)}
-        convolution.load_state_dict(state, assign=assign)
-
-    return change
-
-
-def resize(convolution):
-    convolution.resize(65)
-
-
-CHANGES = {
-    "sgd": step(torch.optim.SGD),
-    "adamw": step(torch.optim.AdamW, foreach=False),
-    "foreach_adamw": step(torch.optim.AdamW, foreach=True),
-    "fused_adamw": step(torch.optim.AdamW, fused=True),
-    "in_place": in_place,
-    "data": in_place_behind_autograd,
-    "sign": sign,
-    "swap": swap,
-    "one_value": one_value,
-    "other_memory": other_memory,
-    "vector_to_parameters": from_vector,
-    "other_parameter": other_parameter,
-    "load_state_dict": load(assign=False),
-    "load_state_dict_assign": load(assign=True),
-    "resize": resize,
-}
-
-
-@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-@torch.no_grad()
-def test_no_change_of_the_filter_is_missed(dtype, change, transforms):
-    convolution, inputs = make_convolution(64, dtype), make_inputs(2, 9, dtype)
-    before = convolution(inputs)
-    change(convolution)
-    transforms.clear()
-    after = convolution(inputs)
-    assert transforms == [24]
-    tolerance = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 0.01}[dtype]
-    torch.testing.assert_close(after, on_the_whole_circle(convolution, inputs), rtol=tolerance, atol=tolerance)
-    if change is not resize:
-        assert (after - before).abs().max() > 2 * tolerance
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@torch.no_grad()
-def test_a_cast_model_uses_its_cast_filter(dtype, transforms):
-    convolution, inputs = make_convolution(64), make_inputs(2, 9)
-    exact = convolution(inputs)
-    # There and back: the filter is in float64 again, but has lost digits.
-    for cast in (dtype, torch.float64):
-        convolution.to(cast)
-        outputs = convolution(inputs)
-        tolerance = 1e-10 if cast == torch.float64 else 1e-5
-        torch.testing.assert_close(outputs, on_the_whole_circle(convolution, inputs), rtol=tolerance, atol=tolerance)
-        assert (outputs - exact).abs().max() > 1e-9
-    assert transforms == [24] * 3
-
-
-@torch.no_grad()
-def test_shortened_filters_are_kept_in_evaluation(shortenings):
-    convolution = make_convolution(64)
-    for length in (9, 12, 16, 9, 16, 1, 12):
-        inputs = make_inputs(2, length)
-        assert_same(convolution(inputs), on_the_whole_circle(convolution, inputs))
-    assert shortenings == [24, 32, 1]
-    convolution.eval()
-    convolution(make_inputs(2, 9))
-    assert len(shortenings) == 3
-    in_place_behind_autograd(convolution)
-    convolution(make_inputs(2, 9))
-    convolution(make_inputs(2, 16))
-    assert shortenings == [24, 32, 1, 24, 32]
-
-
-@torch.no_grad()
-def test_what_is_kept_belongs_to_the_copy(monkeypatch):
-    convolution, inputs = make_convolution(64), make_inputs(2, 16)
-    convolution(make_inputs(2, 9))
-    expected = on_the_whole_circle(convolution, inputs)
-
-    def equal_for_a_moment(first, second):
-        # Another thread writes to the filter after it was compared, and then takes that back.
-        convolution.filter.data.mul_(2)
-        return True
-
-    with monkeypatch.context() as patch:
-        patch.setattr(smoothing, "_equal_bits", equal_for_a_moment)
-        convolution(inputs)
-    assert kept_lengths(convolution) == [24, 32]
-    convolution.filter.data.mul_(0.5)
-    assert_same(convolution(inputs), expected)
-
-
-@torch.no_grad()
-def test_few_filters_are_kept():
-    convolution = make_convolution(512)
-    for length in range(1, 513):
-        convolution(make_inputs(4, length))
-    # 1 to 384: two in each octave.
-    assert kept_lengths(convolution) == [1, 3, 6, *(m * 2**k for k in range(3, 8) for m in (1, 1.5)), 256, 384]
-
-
-@torch.no_grad()
-def test_training_and_resizing_free_what_was_kept():
-    for release in (FourierConvolution.train, lambda convolution: convolution.resize(32)):
-        convolution, inputs = make_convolution(64), make_inputs(8, 9)
-        convolution(inputs)
-        assert convolution._shortened is not None
-        release(convolution)
-        assert convolution._shortened is None
-    model = make_model(SKTformerModel, max_position_embeddings=64)
-    model(**make_batch([9, 5]).inputs())
-    assert [kept_lengths(convolution) for convolution in convolutions_of(model)] == [[24], [24]]
-    model.train()
-    model(**make_batch([9, 5]).inputs())
-    assert all(convolution._shortened is None for convolution in convolutions_of(model))
-
-
-@torch.no_grad()
-def test_what_was_kept_is_not_copied_or_saved(tmp_path):
-    model = make_model(SKTformerModel, max_position_embeddings=64)
-    names, inputs = list(model.state_dict()), make_batch([9, 5]).inputs()
-    expected = model(**inputs).last_hidden_state
-    assert list(model.state_dict()) == names
-    model.save_pretrained(tmp_path)
-    for other in (
-        copy.deepcopy(model),
-        pickle.loads(pickle.dumps(model)),
-        SKTformerModel.from_pretrained(tmp_path, dtype=torch.float64),
-    ):
-        convolution = convolutions_of(other)[0]
-        assert convolution._shortened is None
-        assert_equal(other(**inputs).last_hidden_state, expected)
-        assert convolution._shortened is not None
-        convolution.filter.mul_(2)
-        assert (other(**inputs).last_hidden_state - expected).abs().max() > 1e-3
-        assert_equal(model(**inputs).last_hidden_state, expected)
-
-
 def test_a_call_without_gradients_leaves_later_ones_as_they_are():
-    convolution, inputs = make_convolution(64), make_inputs(4, 9)
-    expected = on_the_whole_circle(convolution, inputs)
+    model, inputs = Convolution(64), make_inputs(4, 9)
+    expected = model.on_the_whole_circle(inputs)
     with torch.inference_mode():
-        convolution(inputs)
+        model(inputs)
     with torch.no_grad():
-        outputs = convolution(inputs)
+        outputs = model(inputs)
     assert not outputs.is_inference()
     assert_same(outputs, expected)
-    outputs = convolution(inputs.requires_grad_())
-    assert_same(outputs, expected)
-    (grad,) = torch.autograd.grad(outputs.square().sum(), convolution.filter)
+    outputs = model(inputs.requires_grad_())
+    (grad,) = torch.autograd.grad(outputs.square().sum(), model.convolution.filter)
     assert grad.any()
-    # A frozen filter too, where only inputs have gradients.
-    convolution.filter.requires_grad_(False)
-    convolution(inputs).square().sum().backward()
 
 
 def test_a_model_made_in_inference_mode():
     with torch.inference_mode():
-        convolution = make_convolution(64)
-        convolution(make_inputs(4, 9))
-        in_place_behind_autograd(convolution)
-        inputs = make_inputs(4, 9)
-        assert_same(convolution(inputs), on_the_whole_circle(convolution, inputs))
+        model, inputs = Convolution(64), make_inputs(4, 9)
+        assert_same(model(inputs), model.on_the_whole_circle(inputs))
     with torch.no_grad():
-        assert_same(convolution(inputs.clone()), on_the_whole_circle(convolution, inputs))
+        assert_same(model(inputs.clone()), model.on_the_whole_circle(inputs))
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
 @torch.no_grad()
-def test_function_transforms(transforms):
-    convolution, inputs = make_convolution(64), make_inputs(4, 9)
-    direction = torch.randn_like(inputs)
-    assert_same(torch.func.jvp(convolution, (inputs,), (direction,)), (convolution(inputs), convolution(direction)))
-    # Filters that stand in for the module's own are not mistaken for it.
+def test_function_transforms():
+    model, inputs = Convolution(64), make_inputs(4, 9)
+    direction, filter = torch.randn_like(inputs), model.convolution.filter
+    assert_same(torch.func.jvp(model, (inputs,), (direction,)), (model(inputs), model(direction)))
     for factor in (2, 3):
-        outputs = torch.func.functional_call(convolution, {"filter": factor * convolution.filter}, (inputs,))
-        assert_same(outputs, factor * on_the_whole_circle(convolution, inputs))
-    many = {"filter": torch.stack([convolution.filter, 2 * convolution.filter])}
-    outputs = torch.func.vmap(lambda weights: torch.func.functional_call(convolution, weights, (inputs,)))(many)
-    assert_same(outputs, torch.stack([convolution(inputs), 2 * convolution(inputs)]))
-    assert set(transforms) == {24}
+        outputs = torch.func.functional_call(model, {"convolution.filter": factor * filter}, (inputs,))
+        assert_same(outputs, factor * model.on_the_whole_circle(inputs))
+    many = {"convolution.filter": torch.stack([filter, 2 * filter])}
+    outputs = torch.func.vmap(lambda weights: torch.func.functional_call(model, weights, (inputs,)))(many)
+    assert_same(outputs, torch.stack([model(inputs), 2 * model(inputs)]))
 
 
-def never(length, num_positions):
+def test_function_transforms_of_folded_stems(force):
+    force(folded=True, short=True)
+    smoother, config = make_smoother().eval(), make_config()
+    states, weights = torch.randn(3, 2, 5, WIDTH, dtype=torch.float64), dict(smoother.named_parameters())
+
+    def loss(weights, states):
+        sequences, around = circle_for(config, states)
+        return torch.func.functional_call(smoother, weights, (states, sequences, around)).square().sum()
+
+    together = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(weights, states)
+    for name, gradient in together.items():
+        alone = [torch.func.grad(loss)(weights, batch)[name] for batch in states]
+        assert_same(gradient, torch.stack(alone))
+
+
+def never(*arguments):
     raise AssertionError("a graph is bound to the length of its example")
 
 
 @pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
 def test_a_compiled_model_does_not_choose_by_length(training, monkeypatch):
-    convolution = make_convolution(64).train(training)
-    monkeypatch.setattr(smoothing, "short_transform_length", never)
-    compiled = torch.compile(convolution, fullgraph=True, backend="eager", dynamic=True)
-    for length in (9, 3, 40, 64):
-        inputs = make_inputs(4, length)
-        assert_same(compiled(inputs).detach(), on_the_whole_circle(convolution, inputs))
-    with pytest.raises(AssertionError, match="bound to the length"):
-        convolution(inputs)
+    model = Convolution(64).train(training)
+    compiled = torch.compile(model, fullgraph=True, backend="eager", dynamic=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(circle, "count_multiply_adds", never)
+        patch.setattr(circle, "make_waves", never)
+        results = [(inputs, compiled(inputs)) for inputs in map(make_inputs, [4] * 4, [9, 3, 40, 64])]
+        with pytest.raises(AssertionError, match="bound to the length"):
+            model(make_inputs(4, 9))
+    for inputs, outputs in results:
+        assert_same(outputs.detach(), model.on_the_whole_circle(inputs))
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
-@pytest.mark.parametrize("how", ["export", "strict_export", "trace"])
+@pytest.mark.parametrize("how", ["compile", "export", "strict_export", "trace"])
 @torch.no_grad()
-def test_graphs_serve_every_length(how):
-    convolution, example = make_convolution(64), make_inputs(4, 9)
-    if how == "trace":
-        graph = torch.jit.trace(convolution, (example,))
+def test_graphs_have_no_waves_and_serve_every_length(how, force, monkeypatch):
+    force(folded=True, short=True)
+    fields = {"max_position_embeddings": 64}
+    smoother, config = make_smoother(**fields).eval(), make_config(**fields)
+    monkeypatch.setattr(circle, "make_waves", never)
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.smoother = smoother
+
+        def forward(self, inputs):
+            return smooth(smoother, config, inputs, None)
+
+    example = make_inputs(4, 9)
+    if how == "compile":
+        graph = torch.compile(Model(), fullgraph=True, backend="eager", dynamic=True)
+    elif how == "trace":
+        graph = torch.jit.trace(Model(), (example,), check_trace=False)
     else:
         lengths = {"inputs": {1: torch.export.Dim("length", min=2, max=63)}}
-        graph = torch.export.export(
-            convolution, (example,), dynamic_shapes=lengths, strict=how == "strict_export"
-        ).module()
+        strict = how == "strict_export"
+        graph = torch.export.export(Model(), (example,), dynamic_shapes=lengths, strict=strict).module()
     for length in (9, 3, 40, 63):
         inputs = make_inputs(4, length)
-        assert_same(graph(inputs), on_the_whole_circle(convolution, inputs))
+        sequences = Sequences(length)
+        assert_same(graph(inputs), smoother(inputs, sequences, Circle(64)))

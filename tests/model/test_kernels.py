@@ -1,0 +1,630 @@
+"""The seam for kernels: when one is taken, that it changes nothing but time, and what is plain enough to be read."""
+
+import logging
+from typing import Any
+
+import pytest
+import torch
+from accelerate.hooks import ModelHook, add_hook_to_module, remove_hook_from_module
+from huggingface_hub.errors import StrictDataclassFieldValidationError
+from torch import nn
+from torch.nn.utils import parametrizations, prune
+from torch.testing._internal.two_tensor import TwoTensor
+from torch.utils.flop_counter import FlopCounterMode
+from transformers.utils.logging import info_once
+
+from modeling_sktformer import SKTformerForSequenceClassification, SKTformerModel, kernels
+from modeling_sktformer.attention import Branch, SkeletonAttention, combine
+from modeling_sktformer.cpu_attention import combine_normalized, takes_fewer_multiply_adds
+from modeling_sktformer.kernels import Dropout, choose_kernel, is_plain
+from modeling_sktformer.position_batch_norm import PositionBatchNorm
+from modeling_sktformer.sequences import Landmarks, Sequences
+from support.builders import assert_equal, gradients, make_batch, make_config, make_model
+
+
+# With so few samples the reduced form takes fewer multiply-adds, although the models here are small.
+FEW_SAMPLES = {"num_landmark_tokens": 2, "num_landmark_features": 1}
+DROPOUT = {"hidden_dropout_prob": 0.2, "attention_probs_dropout_prob": 0.2, "smoother_dropout_prob": 0.2}
+BRANCHES: list[dict[str, Any]] = [{}, {"use_token_attention": False}, {"use_feature_attention": False}]
+each_branch = pytest.mark.parametrize("branch", BRANCHES, ids=["both", "features", "tokens"])
+
+
+@pytest.fixture
+def taken(monkeypatch) -> list[str]:
+    """The names of the kernels that are run from here on."""
+    names: list[str] = []
+
+    def recorded(kernel):
+        def function(*inputs):
+            names.append(kernel.name)
+            return kernel.function(*inputs)
+
+        return kernel._replace(function=function)
+
+    for operation, candidates in kernels.KERNELS.items():
+        monkeypatch.setitem(kernels.KERNELS, operation, tuple(map(recorded, candidates)))
+    return names
+
+
+def make_attention(**overrides) -> SkeletonAttention:
+    layer = SkeletonAttention(make_config(**FEW_SAMPLES | overrides), 0).double()
+    for parameter in layer.parameters():
+        nn.init.normal_(parameter, std=0.5)
+    return layer
+
+
+def attend(layer: SkeletonAttention, states: torch.Tensor) -> torch.Tensor:
+    """The output for sequences without padding, whose first tokens are the landmarks."""
+    landmarks = Landmarks(torch.arange(layer.config.num_landmark_tokens), None)
+    return layer(states, Sequences(states.shape[1]), landmarks if layer.config.use_token_attention else None)[0]
+
+
+def make_states(dtype: torch.dtype = torch.float64, **options) -> torch.Tensor:
+    return torch.randn(2, 16, 12, dtype=dtype, **options)
+
+
+def look(*call: Any) -> None:
+    """A hook that changes nothing."""
+
+
+def make_classifier(**overrides) -> SKTformerForSequenceClassification:
+    return make_model(SKTformerForSequenceClassification, **FEW_SAMPLES | overrides).train()
+
+
+def training_step(model, **options) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Loss and gradients of the same batch, with the same random numbers."""
+    batch = make_batch([16, 9])
+    inputs = batch.inputs()
+    embeddings = model.get_input_embeddings()(inputs.pop("input_ids"))
+    model.zero_grad()
+    torch.manual_seed(0)
+    loss = model(**inputs, inputs_embeds=embeddings, **batch.labels(type(model)), **options).loss
+    loss.backward()
+    return loss.detach(), gradients(model)
+
+
+def assert_identical(actual, expected) -> None:
+    """Bit by bit."""
+    torch.testing.assert_close(actual, expected, rtol=0, atol=0)
+
+
+# Which kernel is taken
+
+
+def test_looking_on_changes_no_bit_of_a_training_step(taken):
+    model = make_classifier(**DROPOUT)
+    expected = training_step(model)
+    assert set(taken) == {"cpu_attention", "cpu_dropout"}
+    assert_identical(training_step(model, output_attentions=True), expected)
+    assert_identical(training_step(model, output_hidden_states=True, output_feature_attentions=True), expected)
+    layer = model.sktformer.encoder.layers[0]
+    for module in (layer, layer.attention, layer.mlp, layer.dropout):
+        handle = module.register_forward_hook(look)
+        assert_identical(training_step(model), expected)
+        handle.remove()
+    assert taken == taken[: len(taken) // 7] * 7
+
+
+def test_outputs_are_the_same_without_gradients(taken):
+    model, inputs = make_classifier(**DROPOUT), make_batch([16, 9]).inputs()
+    outputs = []
+    for enabled in (True, False):
+        torch.manual_seed(0)
+        with torch.set_grad_enabled(enabled):
+            outputs.append(model(**inputs).logits.detach())
+    assert_identical(*outputs)
+    assert taken == taken[: len(taken) // 2] * 2
+
+
+@pytest.mark.parametrize("collected_before", [False, True])
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_gradient_checkpointing_changes_no_gradient(use_reentrant, collected_before, taken):
+    model = make_classifier(**DROPOUT)
+    expected = training_step(model)
+    model.gradient_checkpointing_enable({"use_reentrant": use_reentrant})
+    if collected_before:
+        model(**make_batch([16, 9]).inputs(), output_attentions=True)
+    taken.clear()
+    assert_equal(training_step(model), expected)
+    # The embeddings' and the head's dropout are outside of the layers, which are run twice.
+    assert taken.count("cpu_attention") == 2 * model.config.num_hidden_layers
+    model.sktformer.encoder.layers[0].attention.register_forward_hook(look)
+    assert_equal(training_step(model), expected)
+
+
+def test_eager_takes_no_kernel(taken):
+    model = make_classifier(**DROPOUT, kernels="eager")
+    training_step(model)
+    assert not taken
+    model.set_kernels("auto")
+    training_step(model)
+    assert set(taken) == {"cpu_attention", "cpu_dropout"}
+
+
+def test_kernels_are_set_in_the_whole_model(taken):
+    model = make_classifier(**DROPOUT)
+    for resized in (False, True):
+        if resized:
+            model.resize_position_embeddings(32)
+        for of_model in (model, model.sktformer):
+            model.set_kernels("auto")
+            of_model.set_kernels("eager")
+            taken.clear()
+            training_step(model)
+            assert not taken
+    with pytest.raises(StrictDataclassFieldValidationError, match="kernels"):
+        model.set_kernels("fast")
+    assert model.config.kernels == "eager"
+
+
+def test_one_line_says_which_kernel_is_taken(caplog):
+    info_once.cache_clear()
+    with caplog.at_level(logging.INFO, "modeling_sktformer"):
+        training_step(make_classifier(**DROPOUT, kernels="eager"))
+        assert not caplog.records
+        for _ in range(2):
+            training_step(make_classifier(**DROPOUT))
+    lines = [record.getMessage() for record in caplog.records]
+    assert len(lines) == 2
+    for name, operation in (("cpu_attention", "combine"), ("cpu_dropout", "dropout")):
+        assert any(f'"{name}" computes {operation}' in line and 'set_kernels("eager")' in line for line in lines)
+
+
+@each_branch
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_norms_are_computed_as_such_in_half_precision(dtype, branch, taken):
+    layer, states = make_attention(**branch), make_states(torch.float32)
+    attend(layer.float(), states)
+    assert taken.pop() == "cpu_attention"
+    with torch.autocast("cpu", dtype):
+        attend(layer, states)
+    attend(layer.to(dtype), states.to(dtype))
+    assert not taken
+
+
+@pytest.mark.parametrize("name", ["out_proj", "token_norm", "feature_norm"])
+@pytest.mark.parametrize("change", ["hook", "bias", "wrap"])
+def test_changed_parts_of_the_attention_do_what_they_do(change, name, taken):
+    layer, states, calls = make_attention(), make_states(), []
+    part = layer.get_submodule(name)
+    if change == "bias":
+        nn.init.zeros_(part.bias)
+    expected = attend(layer, states)
+    assert taken.pop() == "cpu_attention"
+    if change == "hook":
+        part.register_forward_hook(lambda *call: calls.append(call))
+    elif change == "bias":
+        part.bias = None
+    else:
+        setattr(layer, name, nn.Sequential(part))
+    assert_equal(attend(layer, states), expected)
+    assert not taken
+    assert len(calls) == (change == "hook")
+
+
+def test_fused_attention_is_not_combined_by_a_kernel(taken):
+    model = make_classifier(attn_implementation="sdpa")
+    training_step(model)
+    assert not taken
+
+
+def test_compilers_see_plain_code(taken):
+    layer, states = make_attention(attention_probs_dropout_prob=0.2).train(), make_states()
+    torch.compile(attend, fullgraph=True, backend="eager")(layer, states)
+    assert not taken
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+def test_traces_and_exports_see_plain_code(taken):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attention = make_attention()
+
+        def forward(self, states):
+            return attend(self.attention, states)
+
+    torch.export.export(Model(), (make_states(),))
+    torch.jit.trace(Model(), (make_states(),), check_trace=False)
+    assert not taken
+
+
+# The attention's norms and output projection
+
+
+def make_branch(difference: float, dtype: torch.dtype, eps: float = 1e-12) -> Branch:
+    """One whose first two vectors cancel each other up to a relative difference, and a third that is as small."""
+    coefficients, vectors = torch.rand(2, 2, 3, 16), difference * torch.randn(2, 2, 3, 24)
+    coefficients[:, :, 1] = coefficients[:, :, 0]
+    vectors[:, :, 1] -= vectors[:, :, 0]
+    both = torch.randn(2, 2, 24)
+    vectors[:, :, 0] += both
+    vectors[:, :, 1] -= both
+    return Branch(coefficients.to(dtype), vectors.to(dtype), nn.LayerNorm(48, eps=eps, dtype=dtype))
+
+
+def in_double(branch: Branch, projection: nn.Linear) -> torch.Tensor:
+    """What plain code gives in float64."""
+    norm = nn.LayerNorm(48, eps=branch.norm.eps, dtype=torch.float64)
+    weight, bias = projection.weight.double(), projection.bias.double()
+    context = Branch(branch.coefficients.double(), branch.vectors.double(), norm).context()
+    return nn.functional.linear(norm(context), weight, bias)
+
+
+def test_multiply_adds_are_counted_as_by_hand():
+    # Two heads with k samples are m = 2 k coefficients of a token, of 16 tokens and 12 columns. Norms, products with the
+    # output's map and that map; or contexts and their projection.
+    for num_samples, reduced, plain in (
+        (2, 16 * (4 * 4 + 4 * 12) + 4 * 12 * (4 + 12), 16 * (4 * 12 + 12 * 12)),
+        (4, 16 * (8 * 8 + 8 * 12) + 8 * 12 * (8 + 12), 16 * (8 * 12 + 12 * 12)),
+    ):
+        branch = Branch(torch.empty(1, 2, num_samples, 16), torch.empty(1, 2, num_samples, 6), nn.LayerNorm(12))
+        assert takes_fewer_multiply_adds([branch], nn.Linear(12, 12)) == (reduced < plain) == (num_samples == 2)
+
+
+@each_branch
+@pytest.mark.parametrize("smoother_norm", ["batch_norm", "layer_norm"])
+def test_auto_and_eager_agree(smoother_norm, branch, taken):
+    model = make_classifier(smoother_norm=smoother_norm, **branch)
+    model.set_kernels("eager")
+    expected = training_step(model)
+    model.set_kernels("auto")
+    assert_equal(training_step(model), expected)
+    assert "cpu_attention" in taken
+
+
+@each_branch
+def test_auto_and_eager_agree_in_float32(branch, taken):
+    model = make_classifier(smoother_norm="layer_norm", **branch).float().eval()
+    inputs = make_batch([16, 9]).inputs()
+    automatic = model(**inputs).logits
+    assert "cpu_attention" in taken
+    model.set_kernels("eager")
+    assert (automatic - model(**inputs).logits).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("difference", [1.0, 0.1, 1e-2, 1e-3, 1e-4])
+@torch.no_grad()
+def test_combinations_that_nearly_cancel_lose_the_digits_that_cancel(difference):
+    branch, projection = make_branch(difference, torch.float32), nn.Linear(48, 48)
+    exact = in_double(branch, projection)
+    error = (combine_normalized([branch], projection) - exact).abs().max()
+    # A digit of float32's seven for each that cancels, and at most one more than plain code loses.
+    assert error < 5e-6 / difference
+    assert (combine([branch], projection) - exact).abs().max() < 1e-6 / difference
+
+
+def test_combinations_of_dependent_vectors_have_finite_gradients():
+    branch, projection = make_branch(0.0, torch.float32), nn.Linear(48, 48)
+    leaves = [values.requires_grad_() for values in (branch.coefficients, branch.vectors)]
+    outputs = combine_normalized([branch], projection)
+    for values in (outputs, *torch.autograd.grad(outputs.square().sum(), leaves)):
+        assert values.isfinite().all()
+
+
+def test_combined_branches_have_second_gradients():
+    norms = [nn.LayerNorm(6).double() for _ in range(2)]
+    projection = nn.Linear(6, 6).double()
+    for parameter in [*projection.parameters(), *norms[0].parameters(), *norms[1].parameters()]:
+        nn.init.normal_(parameter)
+    shapes = [(1, 2, 2, 3), (1, 2, 2, 3), (1, 2, 1, 3), (1, 2, 1, 3)]
+    values = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
+
+    def compute(*values):
+        branches = [Branch(values[0], values[1], norms[0]), Branch(values[2], values[3], norms[1])]
+        return combine_normalized(branches, projection)
+
+    assert torch.autograd.gradgradcheck(compute, values)
+
+
+# Batches
+
+
+def alone_and_in_batches(sizes: list[int], kernels: str) -> list[torch.Tensor]:
+    """A sequence's outputs in batches of other sequences, padded to the same length, at different places."""
+    model = make_model(SKTformerModel, kernels=kernels, **FEW_SAMPLES).float()
+    outputs = []
+    for seed, size in enumerate(sizes):
+        batch, place = make_batch([13, *range(1, size - 1), 16], seed=5 + seed), seed % size
+        (batch.sequences[0], batch.token_types[0]) = ([*range(1, 14)], [0] * 13)
+        for rows in (batch.sequences, batch.token_types):
+            rows[0], rows[place] = rows[place], rows[0]
+        with torch.no_grad():
+            outputs.append(model(**batch.inputs(seed=seed)).last_hidden_state[place, :13])
+    return outputs
+
+
+@pytest.mark.parametrize("kernels", ["auto", "eager"])
+def test_what_stands_beside_a_sequence_changes_no_bit_of_it(kernels):
+    for size in (2, 3, 8):
+        first, *others = alone_and_in_batches([size] * 4, kernels)
+        for other in others:
+            assert torch.equal(other, first)
+
+
+@pytest.mark.parametrize("kernels", ["auto", "eager"])
+def test_how_many_stand_beside_a_sequence_changes_roundings_alone(kernels):
+    first, *others = alone_and_in_batches([2, 3, 4, 8, 13], kernels)
+    for other in others:
+        assert (other - first).abs().max() < 1e-5
+
+
+# Modules whose weights are read
+
+
+@pytest.fixture(params=[2, 6, 7], ids=lambda number: f"{number}_landmarks")
+def attention(request) -> SkeletonAttention:
+    """With fewer, as many and more landmark tokens than a head has columns."""
+    return make_attention(num_landmark_tokens=request.param)
+
+
+def test_weights_are_read_for_few_landmarks_alone(attention, monkeypatch):
+    calls = []
+    for name in ("_read_weights", "_project"):
+        form = getattr(attention, name)
+        monkeypatch.setattr(attention, name, lambda *inputs, name=name, form=form: calls.append(name) or form(*inputs))
+    attend(attention, make_states())
+    assert calls == ["_read_weights" if attention.config.num_landmark_tokens < attention.head_dim else "_project"]
+
+
+@each_branch
+@pytest.mark.parametrize("masked", [False, True])
+def test_reading_and_projecting_are_the_same(branch, masked):
+    layer, states = make_attention(**branch), make_states(requires_grad=True)
+    mask = torch.arange(16) < torch.tensor([[16], [1]]) if masked else None
+    sequences = Sequences.from_mask(16, mask, states.dtype)
+    landmarks = Landmarks(torch.tensor([0, 3]), None)
+    if masked:
+        landmarks = Landmarks(torch.tensor([[3, 0], [0, 3]]), torch.tensor([[True, True], [True, False]]))
+    results = []
+    for _ in range(2):
+        outputs, *weights = layer(states, sequences, landmarks if layer.config.use_token_attention else None)
+        outputs = sequences.zero_padding(outputs)
+        loss = outputs.sin().sum()
+        for matrix in filter(torch.is_tensor, weights):  # as interpretability methods do
+            loss = loss + matrix.square().sum()
+        results.append((outputs, weights, torch.autograd.grad(loss, [states, *layer.parameters()])))
+        layer.query.register_forward_hook(look)
+    assert_equal(*results)
+
+
+@pytest.mark.parametrize("name", ["query", "key", "value", "out_proj", "token_norm", "feature_norm"])
+def test_each_part_of_the_attention_is_called_once(name, attention):
+    states, calls = make_states(), []
+    expected = attend(attention, states)
+    handle = attention.get_submodule(name).register_forward_hook(lambda *call: calls.append(call))
+    assert_equal(attend(attention, states), expected)
+    assert len(calls) == 1
+    handle.remove()
+    setattr(attention, name, nn.Sequential(attention.get_submodule(name)))
+    attention.get_submodule(name).register_forward_hook(lambda *call: calls.append(call))
+    assert_equal(attend(attention, states), expected)
+    assert len(calls) == 2
+    if name in ("query", "key", "value"):
+        assert calls[1][1][0].shape == states.shape  # all tokens at once
+
+
+@pytest.mark.parametrize("name", ["query", "key", "value"])
+def test_projections_without_bias_are_called(name, attention):
+    part, states = attention.get_submodule(name), make_states()
+    nn.init.zeros_(part.bias)
+    expected = attend(attention, states)
+    part.bias = None
+    assert_equal(attend(attention, states), expected)
+
+
+@pytest.mark.parametrize("frozen", [["query"], ["key", "value"], ["out_proj"], ["query", "key", "value", "out_proj"]])
+def test_frozen_weights_get_no_gradient_and_cost_none(frozen, attention):
+    states = make_states(requires_grad=True)
+
+    def count_flops() -> int:
+        outputs = attend(attention, states)
+        with FlopCounterMode(display=False) as counter:
+            outputs.sum().backward()
+        return counter.get_total_flops()
+
+    trained = count_flops()
+    attention.zero_grad()
+    for name in frozen:
+        attention.get_submodule(name).requires_grad_(False)
+    assert count_flops() < trained
+    for name, parameter in attention.named_parameters():
+        assert (parameter.grad is None) == (name.partition(".")[0] in frozen)
+
+
+def test_changed_dropouts_see_the_attention_matrix():
+    layer, seen = make_attention(), []
+    layer.dropout.register_forward_hook(lambda module, inputs, output: seen.append(inputs[0]))
+    landmarks = Landmarks(torch.arange(2), None)
+    _, tokens, features = layer(make_states(), Sequences(16), landmarks)
+    assert_equal([matrix.mT for matrix in seen], [tokens, features])
+
+
+def test_outputs_have_gradients_with_respect_to_attentions_that_are_asked_for():
+    model = make_classifier()
+    outputs = model(**make_batch([16, 9]).inputs(), output_attentions=True)
+    grads = torch.autograd.grad(outputs.logits.sum(), outputs.attentions)
+    assert all(gradient.abs().max() > 0 for gradient in grads)
+
+
+def make_linear() -> nn.Linear:
+    return nn.Linear(4, 4)
+
+
+def make_quantized() -> nn.Linear:
+    linear = make_linear()
+    linear.weight = nn.Parameter(TwoTensor(torch.ones(4, 4), torch.ones(4, 4)))
+    return linear
+
+
+class Derived(nn.Linear):
+    """Could do anything."""
+
+
+CHANGED = {
+    "wrapped": lambda: nn.Sequential(make_linear()),
+    "another class": lambda: nn.LayerNorm(4),
+    "derived": lambda: Derived(4, 4),
+    "no bias": lambda: nn.Linear(4, 4, bias=False),
+    "pruned": lambda: prune.l1_unstructured(make_linear(), "weight", 0.5),
+    "weight norm": lambda: parametrizations.weight_norm(make_linear()),
+    "spectral norm in a hook": lambda: nn.utils.spectral_norm(make_linear()),
+    "tensor subclass": make_quantized,
+    "accelerate's forward": lambda: add_hook_to_module(make_linear(), ModelHook()),
+}
+
+
+@pytest.mark.parametrize("make", CHANGED.values(), ids=CHANGED)
+def test_changed_modules_are_not_plain(make):
+    assert not is_plain(make(), nn.Linear)
+
+
+@pytest.mark.parametrize("kind", [nn.Linear, nn.Conv1d])
+def test_what_torch_makes_is_plain(kind):
+    module = kind(*[4, 4, 3][: 3 if kind is nn.Conv1d else 2])
+    assert is_plain(module, kind)
+    assert is_plain(module.requires_grad_(False).half().eval(), kind)
+
+
+@pytest.mark.parametrize(
+    "register",
+    [
+        "register_forward_hook",
+        "register_forward_pre_hook",
+        "register_full_backward_hook",
+        "register_full_backward_pre_hook",
+    ],
+)
+def test_modules_are_plain_without_their_hooks(register):
+    """The hooks stand in attributes private to torch: every kind of them has to show there."""
+    linear = make_linear()
+    handle = getattr(linear, register)(look)
+    assert not is_plain(linear, nn.Linear)
+    handle.remove()
+    assert is_plain(linear, nn.Linear)
+
+
+def test_modules_are_plain_again_without_accelerate():
+    assert is_plain(remove_hook_from_module(add_hook_to_module(make_linear(), ModelHook())), nn.Linear)
+
+
+def test_torch_says_when_it_recomputes():
+    """The number of the graph task, private to torch, tells batch norm what not to count twice."""
+    norm = PositionBatchNorm(make_config(max_position_embeddings=4, num_landmark_tokens=4)).train()
+    inputs, sequences = torch.randn(2, 4, 12, requires_grad=True), Sequences(4)
+    outputs = norm(inputs, sequences)
+    counted = norm.running_mean.clone()
+    recomputed: list[torch.Tensor] = []
+    outputs.register_hook(lambda gradient: recomputed.append(norm(inputs.detach(), sequences)))
+    outputs.sum().backward()
+    assert recomputed
+    assert counted.any()
+    assert torch.equal(norm.running_mean, counted)
+
+
+def test_function_transforms_give_the_gradients_of_each_sample():
+    model = make_classifier(smoother_norm="layer_norm")
+    parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
+    states = torch.randn(3, 16, model.config.hidden_size, dtype=torch.float64)
+
+    def loss(weights, sample):
+        outputs = torch.func.functional_call(model, (weights, buffers), kwargs={"inputs_embeds": sample[None]})
+        return outputs.logits.square().sum()
+
+    together = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(parameters, states)
+    for row, sample in enumerate(states):
+        model.zero_grad()
+        loss(parameters, sample).backward()
+        for name, gradient in gradients(model).items():
+            assert_equal(together[name][row], gradient, name)
+
+
+# Dropout
+
+
+def make_dropout(probability: float, kernels: str = "auto") -> Dropout:
+    return Dropout(probability, make_config(kernels=kernels))
+
+
+@pytest.mark.parametrize("kernels", ["auto", "eager"])
+@pytest.mark.parametrize("probability", [0.1, 0.5, 0.9])
+def test_dropout_keeps_its_share_and_the_mean(probability, kernels, taken):
+    dropout = make_dropout(probability, kernels)
+    torch.manual_seed(0)
+    inputs = torch.ones(1001, 333, requires_grad=True)
+    outputs = dropout(inputs)
+    assert bool(taken) == (kernels == "auto")
+    scale = outputs.max().item()
+    assert scale == pytest.approx(1 / (1 - probability), rel=1e-3)
+    kept = outputs != 0
+    deviation = (probability * (1 - probability) / outputs.numel()) ** 0.5
+    assert kept.double().mean().item() == pytest.approx(1 - probability, abs=5 * deviation)
+    # Four values come from one draw: neighbours are as independent as any others.
+    for step in (1, 2, 3, 4):
+        both = (kept.flatten()[step:] & kept.flatten()[:-step]).double().mean().item()
+        assert both == pytest.approx((1 - probability) ** 2, abs=5 * deviation)
+    (gradient,) = torch.autograd.grad(outputs.sum(), inputs)
+    assert_equal(gradient, torch.where(kept, scale, 0.0))
+    torch.manual_seed(0)
+    assert torch.equal(dropout(inputs), outputs)
+    assert not torch.equal(dropout(inputs), outputs)
+    assert dropout.eval()(inputs) is inputs
+
+
+def test_dropout_of_nothing_and_of_everything():
+    inputs = torch.randn(5, 7)
+    for probability in (0.0, 1e-7):
+        assert torch.equal(make_dropout(probability)(inputs), inputs)
+    assert not make_dropout(1.0)(inputs).any()
+
+
+def test_dropout_of_nearly_everything_keeps_the_mean():
+    outputs = make_dropout(1 - 1e-7)(torch.ones(1 << 20))
+    assert outputs.unique().tolist() == [0, 1 << 16]
+    assert outputs.mean().item() == pytest.approx(1, abs=5 / 4)  # 16 are kept, and their square root is 4
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("shape", [(), (0, 3), (1,), (5,), (3, 1, 7), (2, 3, 2, 3)])
+def test_dropout_takes_any_shape_and_dtype(shape, dtype, taken):
+    inputs = 1 + torch.rand(shape, dtype=dtype)
+    outputs = make_dropout(0.5)(inputs)
+    assert taken
+    assert (outputs.shape, outputs.dtype) == (inputs.shape, inputs.dtype)
+    assert ((outputs == 0) | (outputs == 2 * inputs)).all()
+
+
+def test_dropout_takes_values_that_do_not_stand_in_order():
+    inputs = 1 + torch.rand(4, 6).mT
+    outputs = make_dropout(0.5)(inputs)
+    assert ((outputs == 0) | (outputs == 2 * inputs)).all()
+
+
+def test_dropout_has_second_gradients():
+    def drop(values):
+        torch.manual_seed(1)
+        return make_dropout(0.5)(values).square()
+
+    inputs = torch.randn(3, 5, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(drop, (inputs,))
+    assert torch.autograd.gradgradcheck(drop, (inputs,))
+
+
+def test_dropout_in_function_transforms():
+    inputs = torch.ones(3, 64)
+    different = torch.func.vmap(make_dropout(0.5), randomness="different")(inputs)
+    same = torch.func.vmap(make_dropout(0.5), randomness="same")(inputs)
+    assert len(different.unique(dim=0)) == 3
+    assert len(same.unique(dim=0)) == 1
+
+
+def test_dropout_in_place_is_torchs(taken):
+    dropout, inputs = make_dropout(0.5), torch.ones(8)
+    dropout.inplace = True
+    assert dropout(inputs) is inputs
+    assert not taken
+
+
+def test_an_unknown_operation_has_no_kernels():
+    with pytest.raises(KeyError):
+        choose_kernel("convolve", "auto")
