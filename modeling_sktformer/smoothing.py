@@ -60,7 +60,7 @@ def fourier_convolution(
     # Padded here, because the transform's own padding binds exported graphs to lengths below N.
     spectrum = torch.fft.rfft(nn.functional.pad(averages.mT, (0, num_positions - length)))  # (B, r, F)
     gains = filter.to(averages.dtype).unflatten(0, (num_segments, -1))  # (r, d / r, F, 2)
-    filtered = multiply_complex(spectrum.unsqueeze(2), torch.view_as_complex(gains)).flatten(1, 2)  # (B, d, F)
+    filtered = multiply_spectra(spectrum, gains)
     convolved = torch.fft.irfft(filtered, n=num_positions)  # (B, d, N)
     if torch.compiler.is_compiling():
         # A slice is contiguous if it is the whole, and to ask which it is binds a graph to one of the two.
@@ -70,12 +70,15 @@ def fourier_convolution(
     return kept.mT.to(inputs.dtype)
 
 
-def multiply_complex(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
-    """The product of complex tensors, in real numbers for compilers and exporters, which fuse or know no others."""
+def multiply_spectra(spectrum: torch.Tensor, gains: torch.Tensor) -> torch.Tensor:
+    """The product of Equation 5: `(B, r, F)`, complex, with parts `(r, d / r, F, 2)` to `(B, d, F)`, complex."""
     if not torch.compiler.is_compiling():
-        return first * second
-    (real, imag), (gain_real, gain_imag) = (torch.view_as_real(factor).unbind(-1) for factor in (first, second))
-    return torch.complex(real * gain_real - imag * gain_imag, real * gain_imag + imag * gain_real)
+        return (spectrum.unsqueeze(2) * torch.view_as_complex(gains)).flatten(1, 2)
+    # In real numbers for compilers and exporters, which fuse or know no others.
+    real, imag = torch.view_as_real(spectrum).unsqueeze(2).unbind(-1)
+    gain_real, gain_imag = gains.unbind(-1)
+    parts = (real * gain_real - imag * gain_imag, real * gain_imag + imag * gain_real)
+    return torch.view_as_complex(torch.stack(parts, dim=-1).flatten(1, 2))
 
 
 class FourierConvolution(nn.Module):
