@@ -102,7 +102,7 @@ class SKTformerLayer(GradientCheckpointingLayer):
     One layer, normalised before each part.
 
         x <- x + dropout(attention(smoother(LN_1(x))))
-        x <- x + dropout(MLP(LN_2(x)))
+        x <- x + dropout(MLP(LN_2(x)))          if `use_mlp`
     """
 
     def __init__(self, config: SKTformerConfig, layer_idx: int):
@@ -110,8 +110,8 @@ class SKTformerLayer(GradientCheckpointingLayer):
         self.attention_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.smoother = Smoother(config) if config.use_smoother else None
         self.attention = SkeletonAttention(config, layer_idx)
-        self.mlp_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        self.mlp = SKTformerMLP(config)
+        self.mlp_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps) if config.use_mlp else None
+        self.mlp = SKTformerMLP(config) if config.use_mlp else None
         self.dropout = Dropout(config.hidden_dropout_prob)
 
     def forward(self, hidden_states: torch.Tensor, token_mask: torch.Tensor | None) -> torch.Tensor:
@@ -123,6 +123,8 @@ class SKTformerLayer(GradientCheckpointingLayer):
 
     def _feed_forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         mlp = self.mlp
+        if mlp is None:
+            return hidden_states
         if is_plain(mlp, SKTformerMLP) and mlp.chunk_size == 0:
             modules = FeedForward(self.mlp_norm, mlp.intermediate, mlp.activation, mlp.output, self.dropout)
             if is_chunking_faster(hidden_states, modules):
@@ -139,6 +141,8 @@ class SKTformerPreTrainedModel(PreTrainedModel):
     supports_gradient_checkpointing = True
     _no_split_modules = ["SKTformerEmbeddings", "SKTformerLayer"]
     _can_compile_fullgraph = True
+    # The classes that a checkpoint names for the Auto classes.
+    _auto_map = AUTO_MAP
     _can_record_outputs = {
         "hidden_states": SKTformerLayer,
         "attentions": OutputRecorder(SkeletonAttention, index=1),
@@ -203,7 +207,7 @@ class SKTformerPreTrainedModel(PreTrainedModel):
         installed (`trust_remote_code=True`). Arguments as in `PreTrainedModel.save_pretrained`.
         """
         if self._auto_class is not None:
-            self.config.auto_map = dict(AUTO_MAP)
+            self.config.auto_map = dict(self._auto_map)
         return super().save_pretrained(save_directory, *args, **kwargs)
 
     def get_position_embeddings(self) -> nn.Embedding:
