@@ -72,6 +72,9 @@ class SKTformerConfig(PreTrainedConfig):
         scaling_epsilon (`float`):
             Added to the variance of a context before its root scales the series; the listing has 1, which leaves
             the amplitude of standardised series as good as it is.
+        embed_level (`bool`):
+            Whether the layers of a forecaster are told each series' last observed value, which the instance
+            normalisation takes away.
         channel_independence (`bool`): Whether each channel is forecast by itself, with the same weights.
         loss (`"mse"` or `"mae"`): Loss of the forecaster: mean squared or mean absolute error.
 
@@ -133,6 +136,7 @@ class SKTformerConfig(PreTrainedConfig):
     num_harmonics: int = 8
     scaling_location: Literal["mean", "last"] = "mean"
     scaling_epsilon: float | int = 1.0
+    embed_level: bool = False
     channel_independence: bool = False
     loss: Literal["mse", "mae"] = "mse"
 

@@ -76,34 +76,28 @@ def fourier_extrapolation(series: torch.Tensor, num_harmonics: int, prediction_l
     return (extrapolation @ series.to(dtype)).to(series.dtype)
 
 
-def locate_and_scale(
-    values: torch.Tensor, gaps: torch.Tensor | None, location: str, epsilon: float
-) -> tuple[torch.Tensor, torch.Tensor]:
+def measure_series(values: torch.Tensor, gaps: torch.Tensor | None, epsilon: float) -> tuple[torch.Tensor, ...]:
     """
-    What the series of a batch are measured from and by (instance normalisation, Algorithm 3).
+    Mean, last observed value and scale of each series of a batch (instance normalisation, Algorithm 3).
 
     The scale is sqrt(variance + epsilon) with the listing's unbiased variance. Only observed values count; a series
-    without any has location 0 and variance 0, and without a variance and an epsilon the scale is 1.
+    without any has mean and variance 0, and without a variance and an epsilon the scale is 1.
 
     Args:
         values (`torch.Tensor` of shape `(batch_size, context_length, num_channels)`): Zero where nothing is observed.
         gaps (`torch.BoolTensor` of the same shape, *optional*): Where nothing is observed.
-        location (`str`): `"mean"`, or `"last"` for the last observed value.
         epsilon (`float`): Added to the variance.
 
     Returns:
-        `tuple` of two `torch.Tensor` of shape `(batch_size, 1, num_channels)`: location and scale.
+        `tuple` of three `torch.Tensor` of shape `(batch_size, 1, num_channels)`.
     """
     observed = torch.ones_like(values) if gaps is None else (~gaps).to(values.dtype)
     count = observed.sum(dim=1, keepdim=True)
     mean = values.sum(dim=1, keepdim=True) / count.clamp(min=1)
     squares = ((values - mean) * observed).square().sum(dim=1, keepdim=True)
     variance = squares / (count - 1).clamp(min=1) + epsilon
-    scale = torch.where(variance > 0, variance, 1).sqrt()
-    if location == "mean":
-        return mean, scale
     last = (observed.cumsum(dim=1) * observed).argmax(dim=1, keepdim=True)
-    return values.gather(1, last), scale
+    return mean, values.gather(1, last), torch.where(variance > 0, variance, 1).sqrt()
 
 
 class SKTformerForPrediction(SKTformerPreTrainedModel):
@@ -123,8 +117,8 @@ class SKTformerForPrediction(SKTformerPreTrainedModel):
 
     Args:
         config ([`SKTformerConfig`]): Sizes and switches; `context_length`, `prediction_length`,
-            `num_input_channels`, `num_harmonics`, `scaling_location`, `scaling_epsilon`, `channel_independence`,
-            `loss`, `use_mlp`.
+            `num_input_channels`, `num_harmonics`, `scaling_location`, `scaling_epsilon`, `embed_level`,
+            `channel_independence`, `loss`, `use_mlp`.
 
     Raises:
         ValueError: if there are more landmarks than time steps in the context.
@@ -149,6 +143,7 @@ class SKTformerForPrediction(SKTformerPreTrainedModel):
         width = 1 if config.channel_independence else config.num_input_channels
         self.value_embedding = nn.Linear(width, config.hidden_size)
         self.gap_embedding = nn.Linear(width, config.hidden_size, bias=False)
+        self.level_embedding = nn.Linear(width, config.hidden_size, bias=False) if config.embed_level else None
         self.layers = nn.ModuleList(
             [SKTformerLayer(layer_config, layer_idx) for layer_idx in range(config.num_hidden_layers)]
         )
@@ -164,6 +159,9 @@ class SKTformerForPrediction(SKTformerPreTrainedModel):
             bound = module.in_features**-0.5
             init.uniform_(module.weight, -bound, bound)
             init.uniform_(module.bias, -bound, bound)
+        elif module is self.decoder:
+            # The first forecast is the location: what training starts from is what a forecaster has to beat.
+            init.zeros_(module.weight)
 
     def get_input_embeddings(self) -> nn.Module:
         return self.value_embedding
@@ -210,16 +208,18 @@ class SKTformerForPrediction(SKTformerPreTrainedModel):
         self._check_inputs(past_values, past_observed_mask, future_values)
         gaps = None if past_observed_mask is None else ~past_observed_mask.bool()
         values = past_values if gaps is None else past_values.masked_fill(gaps, 0)
-        loc, scale = locate_and_scale(values, gaps, self.config.scaling_location, self.config.scaling_epsilon)
+        mean, last, scale = measure_series(values, gaps, self.config.scaling_epsilon)
+        loc = mean if self.config.scaling_location == "mean" else last
         series = (values - loc) / scale
         if gaps is not None:
             series = series.masked_fill(gaps, 0)
 
         batch_size, num_channels = series.shape[0], series.shape[2]
-        series, gaps = self._separate_channels(series), self._separate_channels(gaps)
-        hidden_states = self.value_embedding(series)
+        hidden_states = self.value_embedding(self._separate_channels(series))
         if gaps is not None:
-            hidden_states = hidden_states + self.gap_embedding(gaps.to(series.dtype))
+            hidden_states = hidden_states + self.gap_embedding(self._separate_channels(gaps.to(series.dtype)))
+        if self.level_embedding is not None:
+            hidden_states = hidden_states + self.level_embedding(self._separate_channels(last))
         outputs = self._encode(hidden_states, **kwargs)
         decoded = self.decoder(outputs.last_hidden_state)  # (B, L, C), or (B C, L, 1)
         forecast = fourier_extrapolation(decoded, self.config.num_harmonics, self.config.prediction_length)
@@ -266,11 +266,9 @@ class SKTformerForPrediction(SKTformerPreTrainedModel):
             hidden_states = layer(hidden_states, None)
         return BaseModelOutput(last_hidden_state=hidden_states)
 
-    def _separate_channels(self, values: torch.Tensor | None) -> torch.Tensor | None:
+    def _separate_channels(self, values: torch.Tensor) -> torch.Tensor:
         """Make each channel of `(B, L, C)` a series of its own, `(B C, L, 1)`, if the model reads them so."""
-        if values is None or not self.config.channel_independence:
-            return values
-        return values.mT.flatten(0, 1).unsqueeze(-1)
+        return values.mT.flatten(0, 1).unsqueeze(-1) if self.config.channel_independence else values
 
     def _check_inputs(self, past: torch.Tensor, past_mask: torch.Tensor | None, future: torch.Tensor | None) -> None:
         config = self.config

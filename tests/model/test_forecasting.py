@@ -9,7 +9,7 @@ from transformers import AutoModelForTimeSeriesPrediction, Trainer, TrainingArgu
 
 from model.test_auto_classes import run_without_package
 from modeling_sktformer import SKTformerConfig, SKTformerForPrediction
-from modeling_sktformer.forecasting import fourier_extrapolation, locate_and_scale
+from modeling_sktformer.forecasting import fourier_extrapolation, measure_series
 from support.builders import assert_equal
 from support.reference import naive_linear, naive_skeleton_attention, naive_smoother, under
 
@@ -76,6 +76,8 @@ def naive_forecast(model: SKTformerForPrediction, past: torch.Tensor) -> torch.T
         deviation = torch.sqrt(((group - mean) ** 2).sum(0) / (len(group) - 1) + config.scaling_epsilon)
         origin = mean if config.scaling_location == "mean" else group[-1]
         states = naive_linear(under(weights, "value_embedding"), (group - origin) / deviation)
+        if config.embed_level:
+            states = states + group[-1] @ weights["level_embedding.weight"].T
         for number in range(config.num_hidden_layers):
             layer = under(weights, f"layers.{number}")
             norm = under(layer, "attention_norm")
@@ -157,7 +159,9 @@ def test_the_loss_is_the_mean_over_what_was_observed(loss):
     assert nothing == 0
 
 
-@pytest.mark.parametrize("options", [{}, {"channel_independence": True, "scaling_location": "last"}])
+@pytest.mark.parametrize(
+    "options", [{}, {"channel_independence": True, "scaling_location": "last", "embed_level": True}]
+)
 def test_what_stands_in_a_gap_has_no_influence_and_the_gap_itself_has(options):
     model = make_forecaster(**options)
     past, mask = make_series(), torch.rand(4, CONTEXT, CHANNELS) < 0.7
@@ -169,7 +173,8 @@ def test_what_stands_in_a_gap_has_no_influence_and_the_gap_itself_has(options):
     other = past.masked_fill(~mask, 1e6)
     assert torch.equal(forecast, model(past_values=other, past_observed_mask=mask.long()).prediction_outputs)
     # A gap is not the same as having observed the very value that its place is filled with.
-    observed = locate_and_scale(past.masked_fill(~mask, 0), ~mask, model.config.scaling_location, 1.0)[0]
+    mean, last, _ = measure_series(past.masked_fill(~mask, 0), ~mask, 1.0)
+    observed = last if options else mean
     filled = torch.where(mask, past, observed)
     assert (model(past_values=filled).prediction_outputs - forecast).abs().max() > 1e-3
     loss = model.train()(past_values=past, past_observed_mask=mask, future_values=forecast.detach() + 1).loss
@@ -180,10 +185,9 @@ def test_what_stands_in_a_gap_has_no_influence_and_the_gap_itself_has(options):
 def test_statistics_count_observed_values_only():
     values = torch.tensor([1.0, 9.0, 3.0, 5.0, 7.0])[None, :, None]
     mask = torch.tensor([1, 0, 1, 1, 0]).bool()[None, :, None]
-    mean, scale = locate_and_scale(values.masked_fill(~mask, 0), ~mask, "mean", 0.0)
-    assert (mean.item(), scale.item()) == (3.0, 2.0)
-    assert locate_and_scale(values.masked_fill(~mask, 0), ~mask, "last", 0.0)[0].item() == 5.0
-    assert locate_and_scale(values, None, "last", 0.0)[0].item() == 7.0
+    mean, last, scale = measure_series(values.masked_fill(~mask, 0), ~mask, 0.0)
+    assert (mean.item(), last.item(), scale.item()) == (3.0, 5.0, 2.0)
+    assert measure_series(values, None, 0.0)[1].item() == 7.0
 
 
 def test_a_mask_of_ones_is_no_mask():
