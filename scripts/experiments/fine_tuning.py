@@ -127,6 +127,7 @@ class Job:
     identity: dict[str, Any]
     facts: dict[str, Any]  # recorded in metrics.json: "started_from" (a name, no path), "is_partial", ...
     write_card: Callable[[Path, dict[str, Any], dict[str, Any]], None]  # folder, metrics, arguments
+    trainer_class: "type[FineTuningTrainer] | None" = None
 
 
 @dataclass(frozen=True)
@@ -286,7 +287,7 @@ def run_trial(job: Job, trial: Trial, arguments: dict[str, Any], is_announced: b
     keeps_best = trains and args.load_best_model_at_end
     timer = StepTimer()
     parts = [name for name in job.splits if name != "train"]
-    trainer = FineTuningTrainer(
+    trainer = (job.trainer_class or FineTuningTrainer)(
         model=model,
         args=args,
         train_dataset=job.splits.get("train"),

@@ -22,8 +22,6 @@ _CARD = """---
 ## Use
 
 ```python
-from transformers import pipeline
-
 {use}
 ```
 
@@ -54,10 +52,17 @@ _LOCAL = (
     "hub_",
     "run_name",
 )
+_PIPELINE = "from transformers import pipeline\n\n"
 _USES = {
-    "fill-mask": 'fill_mask = pipeline("fill-mask", model="{title}"{remote})\nprint(fill_mask("{example}"))',
-    "text-classification": 'classify = pipeline("text-classification", model="{title}"{remote}, truncation=True)\n'
+    "fill-mask": _PIPELINE
+    + 'fill_mask = pipeline("fill-mask", model="{title}"{remote})\nprint(fill_mask("{example}"))',
+    "text-classification": _PIPELINE
+    + 'classify = pipeline("text-classification", model="{title}"{remote}, truncation=True)\n'
     "print(classify({example}))",
+    "time-series-forecasting": "from transformers import {example}\n\n"
+    'model = {example}.from_pretrained("{title}"{remote}).eval()\n'
+    "# The last context_length steps of the series, scaled by the means and deviations in series.json.\n"
+    "forecast = model(past_values=past_values).prediction_outputs",
 }
 
 
@@ -69,9 +74,10 @@ class CardFacts:
     Args:
         title (`str`): Name of the model.
         script (`str`): The entry point that trained it.
-        pipeline_tag (`str`): `"fill-mask"` or `"text-classification"`.
+        pipeline_tag (`str`): `"fill-mask"`, `"text-classification"` or `"time-series-forecasting"`.
         description (`str`): What it is and what it was trained on, in sentences.
-        example (`str`): What the pipeline is called with: a sentence with a mask, or Python code.
+        example (`str`):
+            What the pipeline is called with: a sentence with a mask, or Python code; the class of a forecaster.
         scores (mapping of `str` to `float`): The values measured, by their names.
         results (`str`): The same as Markdown, beside what they have to be compared with.
         evaluated_on (`str`): What they were measured on.

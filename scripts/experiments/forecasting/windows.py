@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -180,7 +181,7 @@ def split_borders(num_steps: int, benchmark: Benchmark | None, fractions: Sequen
     else:
         train, _, test = fractions if not benchmark else (0.7, 0.1, 0.2)
         borders = [0, int(num_steps * train), num_steps - int(num_steps * test), num_steps]
-    return {name: range(*pair) for name, pair in zip(PARTS, zip(borders, borders[1:], strict=False), strict=True)}
+    return {name: range(*pair) for name, pair in zip(PARTS, pairwise(borders), strict=True)}
 
 
 class Windows(torch.utils.data.Dataset):
