@@ -1,8 +1,10 @@
 """Time series as tables: read from a file, the Hub or a seed, checked, and put on an even grid of time steps."""
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -48,7 +50,7 @@ class Series:
         times = self.timestamps
         if times is None:
             return [str(len(self.values) + step) for step in range(num_steps)]
-        frequency = pd.infer_freq(times[-50:]) or pd.Series(times).diff().median()
+        frequency = _frequency(times[-50:]) or pd.Series(times).diff().median()
         return [str(time) for time in pd.date_range(times[-1], periods=num_steps + 1, freq=frequency)[1:]]
 
     def season(self) -> int:
@@ -140,11 +142,11 @@ def make_series(
             if name is not None and name not in table.columns:
                 raise UserError(f"--{flag} {name}: {source} has no such column; {there}.")
     found = [timestamp_column] if timestamp_column else [n for n in table.columns if n.lower() in _TIMESTAMPS][:1]
+    times = _read_timestamps(source, table[found[0]]) if found else None
     columns = list(target_columns or [name for name in table.columns if name not in found])
     if not columns or set(columns) & set(found) or len(set(columns)) < len(columns):
         raise UserError(f"{source}: name each column to forecast once with --target_columns; {there}.")
     values = np.stack([_read_numbers(source, table[name]) for name in columns], axis=1)
-    times = _read_timestamps(source, table[found[0]]) if found else None
     return _even_out(Series(source, columns, values, times))
 
 
@@ -182,6 +184,13 @@ def _read_timestamps(source: str, column: pd.Series) -> pd.DatetimeIndex:
     return pd.DatetimeIndex(times)
 
 
+def _frequency(times: pd.DatetimeIndex) -> Any:
+    """By what evenly spaced times go on, months and working days included; None if they are not."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a word for it that will be an object
+        return pd.infer_freq(times) if len(times) > 2 else None
+
+
 def _even_out(series: Series) -> Series:
     """Put in rows that an even grid lacks, as gaps; where time has no even grid, the rows are the steps."""
     times = series.timestamps
@@ -189,7 +198,7 @@ def _even_out(series: Series) -> Series:
         return series
     steps = times[1:] - times[:-1]
     common = steps.value_counts().index[0]
-    if (steps == common).all() or pd.infer_freq(times) is not None:
+    if (steps == common).all() or _frequency(times) is not None:
         return series
     places = ((times - times[0]) // common).to_numpy()
     length = int(places[-1]) + 1
