@@ -116,12 +116,8 @@ class SKTformerForPrediction(SKTformerPreTrainedModel):
     that there is nothing to read, so that what stands in their place, be it NaN, has no influence.
 
     Args:
-        config ([`SKTformerConfig`]): Sizes and switches; `context_length`, `prediction_length`,
-            `num_input_channels`, `num_harmonics`, `scaling_location`, `scaling_epsilon`, `embed_level`,
-            `channel_independence`, `loss`, `use_mlp`.
-
-    Raises:
-        ValueError: if there are more landmarks than time steps in the context.
+        config ([`SKTformerConfig`]): Sizes and switches; those from `context_length` on are this head's. A context of
+            fewer time steps than landmarks is a `ValueError`.
     """
 
     _auto_class = "AutoModelForTimeSeriesPrediction"
@@ -244,12 +240,9 @@ class SKTformerForPrediction(SKTformerPreTrainedModel):
         """
         Forecast what follows on a series, in evaluation mode.
 
-        Args:
-            past_values (`torch.Tensor` of shape `([batch_size,] num_steps, num_input_channels)`):
-                At least `context_length` time steps, of which the last ones are read; NaN where a value is missing.
-
-        Returns:
-            `torch.Tensor` of shape `([batch_size,] prediction_length, num_input_channels)`.
+        `past_values` of shape `([batch_size,] num_steps, num_input_channels)` holds at least `context_length` time
+        steps, of which the last ones are read, and NaN where a value is missing. Returns a `torch.Tensor` of shape
+        `([batch_size,] prediction_length, num_input_channels)`.
         """
         if past_values.dim() == 2:
             return self.predict(past_values.unsqueeze(0)).squeeze(0)
@@ -285,12 +278,11 @@ class SKTformerForPrediction(SKTformerPreTrainedModel):
         ):
             if given is not None and given.shape != expected:
                 raise ValueError(f"`{name}` has shape {tuple(given.shape)}, expected {expected}.")
-        if past_mask is None and past.device.type == "cpu" and not torch.compiler.is_compiling():
-            if not torch.jit.is_tracing() and bool(past.isnan().any()):
-                raise ValueError(
-                    "`past_values` has NaN; name missing values by `past_observed_mask`, for instance "
-                    "`~past_values.isnan()`."
-                )
+        is_traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
+        if past_mask is None and past.device.type == "cpu" and not is_traced and bool(past.isnan().any()):
+            raise ValueError(
+                "`past_values` has NaN; name missing values by `past_observed_mask=~past_values.isnan()`."
+            )
 
 
 def prediction_loss(

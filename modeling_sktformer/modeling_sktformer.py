@@ -110,8 +110,10 @@ class SKTformerLayer(GradientCheckpointingLayer):
         self.attention_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.smoother = Smoother(config) if config.use_smoother else None
         self.attention = SkeletonAttention(config, layer_idx)
-        self.mlp_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps) if config.use_mlp else None
-        self.mlp = SKTformerMLP(config) if config.use_mlp else None
+        self.use_mlp = config.use_mlp
+        if self.use_mlp:
+            self.mlp_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+            self.mlp = SKTformerMLP(config)
         self.dropout = Dropout(config.hidden_dropout_prob)
 
     def forward(self, hidden_states: torch.Tensor, token_mask: torch.Tensor | None) -> torch.Tensor:
@@ -122,9 +124,9 @@ class SKTformerLayer(GradientCheckpointingLayer):
         return self._feed_forward(hidden_states + self.dropout(attention_output))
 
     def _feed_forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        mlp = self.mlp
-        if mlp is None:
+        if not self.use_mlp:
             return hidden_states
+        mlp = self.mlp
         if is_plain(mlp, SKTformerMLP) and mlp.chunk_size == 0:
             modules = FeedForward(self.mlp_norm, mlp.intermediate, mlp.activation, mlp.output, self.dropout)
             if is_chunking_faster(hidden_states, modules):

@@ -31,10 +31,10 @@ OVERLAYS = {
 
 
 def test_every_folder_is_tested():
-    folders = {"classification", "glue", "models", "pretrain", "runs"}
+    folders = {"classification", "forecasting", "glue", "models", "pretrain", "runs"}
     assert {path.name for path in CONFIGURATION.iterdir()} == {"README.md", *folders}
     runs = {stage.runs for table in TABLES.values() for stage in table.stages}
-    assert {path.name for path in (CONFIGURATION / "runs").iterdir()} == {*runs, "glue.txt"}
+    assert {path.name for path in (CONFIGURATION / "runs").iterdir()} == {*runs, "forecasting.txt", "glue.txt"}
 
 
 @pytest.mark.parametrize("path", sorted((CONFIGURATION / "models").glob("*.json")), ids=lambda path: path.stem)

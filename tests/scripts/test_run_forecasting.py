@@ -225,7 +225,12 @@ def test_which_recipe_a_command_gets(monkeypatch, argv, recipe):
 
     read = []
     parse = run_forecasting.parse_command
-    monkeypatch.setattr(run_forecasting, "parse_command", lambda *args: read.append(parse(*args)) or read[0])
+
+    def parse_command(*args):
+        read.append(parse(*args))
+        return read[0]
+
+    monkeypatch.setattr(run_forecasting, "parse_command", parse_command)
     monkeypatch.setattr(run_forecasting, "prepare", prepare)
     monkeypatch.setattr(sys, "argv", ["run_forecasting.py", *argv])
     with pytest.raises(InterruptedError):

@@ -34,6 +34,13 @@ class Benchmark:
     horizons: tuple[int, ...] = HORIZONS
     published: Published = field(default_factory=dict)
 
+    def published_at(self, horizon: int, context_length: int) -> dict[str, dict[str, float]]:
+        """The published rows for a horizon; none for another context than theirs."""
+        if context_length != self.context_length or horizon not in self.horizons:
+            return {}
+        pairs = {name: row[self.horizons.index(horizon)] for name, row in self.published.items()}
+        return {name: {"mse": mse, "mae": mae} for name, (mse, mae) in pairs.items()}
+
 
 def _rows(**rows: Sequence[float]) -> Published:
     """Rows of MSE, MAE, MSE, MAE, ... as pairs; `paper` is the name of the paper's."""

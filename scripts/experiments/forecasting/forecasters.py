@@ -4,7 +4,7 @@ import inspect
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -163,7 +163,9 @@ class ForecastingTrainer(FineTuningTrainer):
     was observed, for every architecture alike.
     """
 
-    def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **kwargs: Any) -> Any:
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
         bare = self.accelerator.unwrap_model(model)
         outputs = model(**model_inputs(bare, inputs))
         forecast = outputs["prediction_outputs"] if isinstance(outputs, dict) else outputs[0]
@@ -186,12 +188,14 @@ class ForecastingTrainer(FineTuningTrainer):
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         """The library's schedule, or the protocol's: the rate multiplied after each epoch."""
-        decay = self.args.learning_rate_decay
+        decay = cast(ForecastingArguments, self.args).learning_rate_decay
         if decay is None:
             return super().create_scheduler(num_training_steps, optimizer)
         if self.lr_scheduler is None:
             per_epoch = num_training_steps / max(1, self.args.num_train_epochs)
-            self.lr_scheduler = LambdaLR(optimizer or self.optimizer, lambda step: decay ** (step // per_epoch))
+            self.lr_scheduler = LambdaLR(
+                optimizer or cast(Any, self.optimizer), lambda step: decay ** (step // per_epoch)
+            )
             self._created_lr_scheduler = True
         return self.lr_scheduler
 

@@ -122,8 +122,8 @@ def write_forecaster_card(title: str, folder: Path, metrics: dict[str, Any], arg
     write_card(folder, facts, metrics, arguments)
 
 
-def write_future(folder: Path, series: Series, scaler: Scaler, model: PreTrainedModel) -> Path:
-    """Write `forecast.csv`, a row for each step after the last one, and draw it; returns the file."""
+def write_future(file: Path, series: Series, scaler: Scaler, model: PreTrainedModel) -> None:
+    """Write a CSV with a row for each step after the last one, and draw it in a PNG of the same name."""
     length, horizon = model.config.context_length, model.config.prediction_length
     values = scaler.apply(series)[-length:]
     observed = torch.tensor(~np.isnan(values))
@@ -136,12 +136,11 @@ def write_future(folder: Path, series: Series, scaler: Scaler, model: PreTrained
     np.savetxt(table, future, fmt="%.10g", delimiter=",")
     names = [f'"{name}"' if "," in name else name for name in ("time", *series.columns)]
     rows = (f"{time},{row}" for time, row in zip(times, table.getvalue().splitlines(), strict=True))
-    write_atomically(folder / "forecast.csv", "\n".join([",".join(names), *rows]) + "\n")
+    write_atomically(file, "\n".join([",".join(names), *rows]) + "\n")
     lines = {"forecast": future}
     plot_forecasts(
-        series.columns, series.values[-length:], None, lines, folder / "forecast.png", f"{series.source}, next steps"
+        series.columns, series.values[-length:], None, lines, file.with_suffix(".png"), f"{series.source}, next steps"
     )
-    return folder / "forecast.csv"
 
 
 def draw_windows(
@@ -155,7 +154,7 @@ def draw_windows(
     number: int,
 ) -> None:
     """Draw some windows, spread evenly over a part, with the forecast and baselines: `window-1.png` and so on."""
-    places = np.unique(np.linspace(0, len(windows) - 1, number).round().astype(int)) if number else []
+    places = np.unique(np.linspace(0, len(windows) - 1, number).round().astype(int))
     for count, place in enumerate(places, start=1):
         window = {name: values[None] for name, values in windows[int(place)].items()}
         origin = windows.origins[place : place + 1]

@@ -79,6 +79,15 @@ class SeriesArguments:
         """The public series that is asked for."""
         return BENCHMARKS[self.task_name] if self.task_name else None
 
+    @property
+    def is_partial(self) -> bool:
+        """Whether not all windows are used."""
+        return any((self.max_train_samples, self.max_eval_samples, self.max_predict_samples))
+
+    def season(self, series: Series) -> int:
+        """Time steps of the seasonal baseline."""
+        return self.seasonal_period or (self.benchmark.season if self.benchmark else series.season())
+
     def horizons(self) -> tuple[int, ...]:
         """What is forecast where no checkpoint says it."""
         return tuple(self.prediction_length or (self.benchmark.horizons if self.benchmark else (96,)))
