@@ -134,6 +134,7 @@ def plot_task_scores(
     spreads: Mapping[str, Mapping[str, float]],
     path: str | Path,
     title: str,
+    label: str = "score (%)",
 ) -> None:
     """
     Draw the scores of several models side by side, a group for each task.
@@ -143,6 +144,7 @@ def plot_task_scores(
         spreads (mapping of `str` to mappings): Their standard deviations, where there are any.
         path (`str` or `Path`): The PNG to write.
         title (`str`): Stands above the picture.
+        label (`str`): What the scores are.
     """
     tasks = list(dict.fromkeys(task for scores in rows.values() for task in scores))
     figure, axes = plt.subplots(figsize=(max(6, 1.1 * len(tasks) + 2), 4.2), layout="constrained")
@@ -152,7 +154,7 @@ def plot_task_scores(
         deviations = [spreads.get(name, {}).get(task, 0.0) for task in scores]
         axes.errorbar(places, list(scores.values()), yerr=deviations, fmt="os^Dv<>"[number % 7], ms=6, label=name)
     axes.set_xticks(range(len(tasks)), tasks)
-    axes.set(title=title, ylabel="score (%)")
+    axes.set(title=title, ylabel=label)
     axes.grid(alpha=0.3, axis="y")
     axes.legend(frameon=False, fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5))
     figure.savefig(path, dpi=120)

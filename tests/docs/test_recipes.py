@@ -9,6 +9,7 @@ from transformers import AutoConfig, AutoModelForMaskedLM
 
 import pretrain_mlm
 import run_classification
+import run_forecasting
 import run_glue
 from experiments.arguments import given_arguments, load_recipe, parse_args
 from experiments.comparisons.stages import start_of
@@ -127,10 +128,17 @@ STAGES = {f"{name}, {stage.folder}": stage for name, table in TABLES.items() for
 
 
 @pytest.mark.parametrize("stage", STAGES.values(), ids=STAGES)
-def test_rows_of_tables_parse_and_restate_nothing(stage):
+def test_rows_of_tables_parse_and_restate_nothing(stage, monkeypatch):
+    monkeypatch.chdir(CONFIGURATION.parent)
     shared = stage.recipe()
     recipes = ["--recipe", *(str(CONFIGURATION / path) for path in stage.recipes), "--use_cpu"]
     for row in stage.rows().values():
+        if stage.script == "run_forecasting.py":
+            needed = ["--use_cpu", "--task_name", "ili"]
+            # Every row is a recipe of its own.
+            parse_args(run_forecasting.ARGUMENTS, [*needed, *row])
+            assert "--recipe" in row
+            continue
         if stage.script == "run_glue.py":
             required = ["--task_name", "cola"]
             parse_args(run_glue.ARGUMENTS, [*recipes, *required, *row])

@@ -4,7 +4,6 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import reduce
-from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -97,10 +96,9 @@ def _build_columns(stage: Stage, outcomes: Outcomes, sources: Mapping[str, str])
                 values[row] = [measure.factor * m[measure.key] for m in metrics if measure.key in m]
                 if measure.pooled and values[row]:
                     values[row] = [statistics.median(values[row])]
-            if measure.baseline:
-                row, key = measure.baseline
-                value: Any = reduce(getitem, key.split("."), metrics[0])
-                values[row] = [measure.factor * value]
+            for row, key in measure.baselines:
+                value: Any = reduce(lambda of, name: of.get(name, {}), key.split("."), metrics[0])
+                values[row] = [] if value == {} else [measure.factor * value]
             title = ", ".join(filter(None, [measure.title, "" if together else cases[0].title]))
             columns.append(Column(title, measure, {row: of_row for row, of_row in values.items() if of_row}))
     if stage.has_mean:
@@ -160,7 +158,9 @@ def _plot(name: str, table: Table, columns: Sequence[Column], outcomes: Outcomes
             {row: {column.title: of(column.values[row]) for column in shown} for row in rows}
             for of in (statistics.mean, statistics.stdev)
         )
-        plot_task_scores(means, spreads, folder / f"{name}.png", f"{table.title}, mean and standard deviation")
+        plot_task_scores(
+            means, spreads, folder / f"{name}.png", f"{table.title}, mean and standard deviation", stage.label
+        )
         return [f"![Scores]({name}.png)"]
     links = []
     for case in stage.cases:
