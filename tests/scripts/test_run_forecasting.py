@@ -92,6 +92,8 @@ def test_a_run_leaves_tables_forecasts_and_pictures(run, tmp_path, capsys):
     rows = list(csv.reader((tmp_path / "new" / "horizon-6" / "forecast.csv").open()))
     assert rows[0] == ["time", "north", "south"]
     assert rows[1][0] == "2024-01-03 12:00:00"
+    with pytest.raises(UserError, match=r"forecast.csv holds a forecast; choose another --output_dir"):
+        run(*checkpoint, *lengths, "--data_file", new, "--do_predict", name="new")
     run(*checkpoint, *lengths, "--data_file", file, "--do_eval", name="again")
     again, first = metrics_of(tmp_path / "again"), metrics_of(tmp_path / "run")
     assert again["eval_test_mse"] == pytest.approx(first["eval_test_mse"], rel=1e-6)
