@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
 import torch
 from transformers import PreTrainedModel
@@ -16,17 +15,12 @@ from experiments.forecasting.forecasters import forecast
 from experiments.forecasting.series import Series
 from experiments.forecasting.windows import Scaler, Windows
 from experiments.model_card import CardFacts, write_card
+from experiments.plots import plot_forecasts
 from experiments.results import command_line, format_origin, format_table, write_atomically, write_json
-
-
-matplotlib.use("Agg")  # a picture file is wanted, also where there is no screen
-
-import matplotlib.pyplot as plt
 
 
 THIS = "this model"
 _MEASURES = ("mse", "mae")
-_MAX_PANELS = 4
 
 
 def summarise(metrics: Mapping[str, Any], part: str) -> dict[str, list[float]]:
@@ -171,46 +165,3 @@ def draw_windows(
             folder / f"window-{count}.png",
             f"{series.source}, forecast from {when}",
         )
-
-
-def plot_forecasts(
-    columns: Sequence[str],
-    past: np.ndarray,
-    truth: np.ndarray | None,
-    forecasts: Mapping[str, np.ndarray],
-    path: Path,
-    title: str,
-) -> None:
-    """
-    Draw a context and what is said to follow, a panel for each of the first channels.
-
-    Args:
-        columns (sequence of `str`): Names of the channels.
-        past (`np.ndarray` of shape `(context_length, num_channels)`): In the units of the series; gaps stay open.
-        truth (`np.ndarray` of shape `(prediction_length, num_channels)`, *optional*): What followed.
-        forecasts (mapping of `str` to `np.ndarray` of the same shape): What was said, the model's first.
-        path (`Path`): The PNG to write.
-        title (`str`): Stands above the picture.
-    """
-    shown = list(range(len(columns)))[:_MAX_PANELS]
-    figure, panels = plt.subplots(
-        len(shown), 1, figsize=(9, 2.3 * len(shown) + 0.8), layout="constrained", sharex=True, squeeze=False
-    )
-    before = np.arange(-len(past), 0)
-    for axes, channel in zip(panels[:, 0], shown, strict=True):
-        axes.plot(before, past[:, channel], color="0.35", lw=1.2, label="context")
-        if truth is not None:
-            axes.plot(np.arange(len(truth)), truth[:, channel], color="black", lw=1.2, label="truth")
-        for number, (name, values) in enumerate(forecasts.items()):
-            style = {"color": "C3", "lw": 1.6} if number == 0 else {"color": f"C{number - 1}", "lw": 1, "ls": "--"}
-            axes.plot(np.arange(len(values)), values[:, channel], label=name, **style)  # type: ignore[arg-type]
-        axes.axvline(-0.5, color="0.7", lw=0.8)
-        axes.set_ylabel(columns[channel][:24])
-        axes.grid(alpha=0.3)
-    panels[-1, 0].set_xlabel("time steps from the forecast's first")
-    handles, labels = panels[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, frameon=False, fontsize="small", loc="outside lower center", ncols=len(labels))
-    left_out = f" ({len(shown)} of {len(columns)} channels)" if len(shown) < len(columns) else ""
-    figure.suptitle(title + left_out)
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
