@@ -53,9 +53,9 @@ def main() -> None:
     measures = training.do_train or training.do_eval
     jobs = [make_job(command, arguments, series, scaler, horizon) for horizon in horizons if measures]
     finished = {job.name for job, _ in jobs if check_job(folder / job.name, job.identity, training, command.paths())}
-    notes = [*command.notes, *series.notes]
+    notes, decay = [*command.notes, *series.notes], training.learning_rate_decay
     announce(
-        recipe=describe_recipe(command.recipes, training),
+        recipe=describe_recipe(command.recipes, training) + (f", times {decay:g} after every epoch" if decay else ""),
         series=f"{series.source}, {len(series.values):,} steps of {len(series.columns)} channels",
         devices=describe_devices(training),
         **({"note": " ".join(notes)} if notes else {}),

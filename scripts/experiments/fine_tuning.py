@@ -166,6 +166,11 @@ class BestOnEvaluation(EarlyStoppingCallback):
         if best.is_dir():  # also where the whole folder has moved
             state.best_model_checkpoint = str(best)
 
+    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any, **kwargs: Any) -> None:
+        # Of the first evaluation part; the metrics of the others have other names.
+        if f"eval_{args.metric_for_best_model.removeprefix('eval_')}" in metrics:
+            super().on_evaluate(args, state, control, metrics, **kwargs)
+
 
 def fingerprint_rows(*parts: Dataset) -> str:
     """A short word for all that stands in some data sets, the same wherever they are read from."""

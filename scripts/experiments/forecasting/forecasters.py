@@ -218,6 +218,8 @@ class ForecastingArguments(FineTuningArguments):
             raise UserError(f"--learning_rate_decay is {decay:g}; it must lie between 0 and 1.")
         if decay is not None and self.max_steps > 0:
             raise UserError("--learning_rate_decay counts epochs, which --max_steps overrides; leave one out.")
+        if decay is not None:
+            self.lr_scheduler_type = "constant"  # between the ends of epochs
         super().__post_init__()
         self.remove_unused_columns = False  # masks go by different names
 

@@ -207,6 +207,6 @@ def _even_out(series: Series) -> Series:
         return replace(series, notes=(*series.notes, note))
     values = np.full((length, len(series.columns)), np.nan)
     values[places] = series.values
-    grid = times[0] + common * np.arange(length)
+    grid = pd.DatetimeIndex(times[0] + common * np.arange(length))
     note = f"Its timestamps lack {length - len(times):,} steps of {common}, which are gaps now."
     return replace(series, values=values, timestamps=grid, notes=(*series.notes, note))
