@@ -76,6 +76,9 @@ class SKTformerConfig(PreTrainedConfig):
             Whether the layers of a forecaster are told each series' last observed value, which the instance
             normalisation takes away.
         channel_independence (`bool`): Whether each channel is forecast by itself, with the same weights.
+        decoder_initializer_scale (`float`):
+            Multiplies the initial standard deviation of a forecaster's decoder. With 0 the first forecast is what the
+            series is measured from.
         loss (`"mse"` or `"mae"`): Loss of the forecaster: mean squared or mean absolute error.
 
     Raises:
@@ -138,6 +141,7 @@ class SKTformerConfig(PreTrainedConfig):
     scaling_epsilon: float | int = 1.0
     embed_level: bool = False
     channel_independence: bool = False
+    decoder_initializer_scale: float | int = 1.0
     loss: Literal["mse", "mae"] = "mse"
 
     def __post_init__(self, **kwargs):
@@ -243,7 +247,7 @@ class SKTformerConfig(PreTrainedConfig):
         for name in ("context_length", "prediction_length", "num_input_channels"):
             if getattr(self, name) < 1:
                 raise ValueError(f"`{name}` must be at least 1, got {getattr(self, name)}.")
-        for name in ("num_harmonics", "scaling_epsilon"):
+        for name in ("num_harmonics", "scaling_epsilon", "decoder_initializer_scale"):
             if getattr(self, name) < 0:
                 raise ValueError(f"`{name}` must not be negative, got {getattr(self, name)}.")
 

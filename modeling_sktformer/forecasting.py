@@ -156,8 +156,7 @@ class SKTformerForPrediction(SKTformerPreTrainedModel):
             init.uniform_(module.weight, -bound, bound)
             init.uniform_(module.bias, -bound, bound)
         elif module is self.decoder:
-            # The first forecast is the location: what training starts from is what a forecaster has to beat.
-            init.zeros_(module.weight)
+            init.normal_(module.weight, std=self.config.decoder_initializer_scale * self.config.initializer_range)
 
     def get_input_embeddings(self) -> nn.Module:
         return self.value_embedding

@@ -141,6 +141,15 @@ def test_forecasts_are_the_listing_s(channel_independence, overrides):
     assert_equal(outputs.prediction_outputs, torch.stack([naive_forecast(model, series) for series in past]))
 
 
+@pytest.mark.parametrize("location", ["mean", "last"])
+def test_a_decoder_of_zero_forecasts_the_location(location):
+    config = make_forecaster(scaling_location=location, decoder_initializer_scale=0).config
+    past = make_series().float()
+    expected = past.mean(dim=1) if location == "mean" else past[:, -1]
+    forecast = SKTformerForPrediction(config).eval()(past_values=past).prediction_outputs
+    torch.testing.assert_close(forecast, expected[:, None].expand(-1, HORIZON, -1))
+
+
 @pytest.mark.parametrize("loss", ["mse", "mae"])
 def test_the_loss_is_the_mean_over_what_was_observed(loss):
     model = make_forecaster(loss=loss)
