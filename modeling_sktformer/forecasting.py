@@ -70,10 +70,11 @@ def fourier_extrapolation(series: torch.Tensor, num_harmonics: int, prediction_l
     angles = (waves[:, None] * lags % length).to(dtype) * (2 * torch.pi / length)
     # Each wave stands for itself and its mirror image, which the one of L / 2 cycles is, too.
     weights = torch.where(2 * waves == length, 1.0, 2.0).to(dtype)
-    impulse = (1 + weights @ angles.cos()) / length  # (L,)
+    impulse = (1 + (weights[:, None] * angles.cos()).sum(dim=0)) / length  # (L,)
     times = torch.arange(length, length + prediction_length, device=device)
     extrapolation = impulse[(times[:, None] - lags) % length]  # (H, L)
-    return (extrapolation @ series.to(dtype)).to(series.dtype)
+    with torch.autocast(device.type, enabled=False):
+        return (extrapolation @ series.to(dtype)).to(series.dtype)
 
 
 def measure_series(values: torch.Tensor, gaps: torch.Tensor | None, epsilon: float) -> tuple[torch.Tensor, ...]:

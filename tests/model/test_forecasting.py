@@ -121,6 +121,9 @@ def test_extrapolation_keeps_the_data_type_and_is_exact_in_float32():
     error = (fourier_extrapolation(series.float(), 100, 720) - expected).abs().max() / series.abs().max()
     assert error < 1e-5
     assert fourier_extrapolation(series.bfloat16(), 3, 5).dtype == torch.bfloat16
+    with torch.autocast("cpu", torch.bfloat16):
+        repeated = fourier_extrapolation(series.float(), 360, 720)
+    assert (repeated - series).abs().max() / series.abs().max() < 1e-5
 
 
 # The forecaster
@@ -302,6 +305,16 @@ def test_outputs_and_gradients_under_checkpointing():
     model(past_values=past, future_values=future).loss.backward()
     assert_equal({name: parameter.grad for name, parameter in model.named_parameters() if "gap" not in name}, expected)
     assert isinstance(model(past_values=past, return_dict=False), tuple)
+
+
+@pytest.mark.parametrize("channel_independence", [False, True])
+def test_it_compiles_without_a_break(channel_independence):
+    model, past = make_forecaster(channel_independence=channel_independence), make_series()
+    mask = torch.rand(past.shape) < 0.7
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    for options in ({}, {"past_observed_mask": mask}):
+        expected = model(past_values=past, **options).prediction_outputs
+        assert_equal(compiled(past_values=past, **options).prediction_outputs, expected)
 
 
 def test_it_learns_with_the_trainer(tmp_path):
