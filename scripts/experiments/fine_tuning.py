@@ -166,7 +166,7 @@ class BestOnEvaluation(EarlyStoppingCallback):
         if best.is_dir():  # also where the whole folder has moved
             state.best_model_checkpoint = str(best)
 
-    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any, **kwargs: Any) -> None:
+    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any, **kwargs: Any) -> None:  # type: ignore[override]
         # Of the first evaluation part; the metrics of the others have other names.
         if f"eval_{args.metric_for_best_model.removeprefix('eval_')}" in metrics:
             super().on_evaluate(args, state, control, metrics, **kwargs)

@@ -65,7 +65,7 @@ def _forecasting(task: str) -> Table:
     def errors(title: str, key: str) -> Measure:
         rows = [(name, f"baselines.test.{name}.{key}") for name in NAMES]
         rows += [(name, f"published.{name}.{key}") for name in benchmark.published]
-        return Measure(title, f"eval_test_{key}", "lowest", baselines=tuple(rows))
+        return Measure(title, f"eval_test_{key}", "lowest", format=".4f", baselines=tuple(rows))
 
     stage = Stage(
         folder=f"forecasting-{task}",
