@@ -12,12 +12,14 @@ from transformers import (
     AutoModelForMultipleChoice,
     AutoModelForQuestionAnswering,
     AutoModelForSequenceClassification,
+    AutoModelForTimeSeriesPrediction,
     AutoModelForTokenClassification,
     AutoTokenizer,
     BertTokenizer,
 )
 
 from .configuration_sktformer import SKTformerConfig
+from .forecasting import SKTformerForPrediction
 from .modeling_sktformer import (
     SKTformerForMaskedLM,
     SKTformerForMultipleChoice,
@@ -41,6 +43,7 @@ for _auto_class, _model_class in (
     (AutoModelForTokenClassification, SKTformerForTokenClassification),
     (AutoModelForQuestionAnswering, SKTformerForQuestionAnswering),
     (AutoModelForMultipleChoice, SKTformerForMultipleChoice),
+    (AutoModelForTimeSeriesPrediction, SKTformerForPrediction),
 ):
     _auto_class.register(SKTformerConfig, _model_class)
 
@@ -48,6 +51,7 @@ __all__ = [
     "SKTformerConfig",
     "SKTformerForMaskedLM",
     "SKTformerForMultipleChoice",
+    "SKTformerForPrediction",
     "SKTformerForQuestionAnswering",
     "SKTformerForSequenceClassification",
     "SKTformerForTokenClassification",

@@ -54,10 +54,32 @@ class SKTformerConfig(PreTrainedConfig):
         use_convolution_stem (`bool`): Off: the smoother returns the sum of the Fourier convolution and its input.
         use_token_attention (`bool`), use_feature_attention (`bool`):
             One off: the layer norm of the other alone. Both off is an error.
+        use_mlp (`bool`): Off: layers have no feed-forward part, as in the paper's forecaster.
         classifier_pooling (`"cls"` or `"mean"`): Sequence heads read the first real token, or the mean of all.
         sparse_prediction (`bool`):
             Whether the masked-LM head computes logits at labelled positions only while training; without labels and
             in evaluation mode logits are always complete.
+        context_length (`int`):
+            Time steps that a forecaster reads, [`SKTformerForPrediction`]; it takes the place of
+            `max_position_embeddings` there.
+        prediction_length (`int`): Time steps that it forecasts.
+        num_input_channels (`int`): Channels of its series.
+        num_harmonics (`int`):
+            Waves of 1 .. `num_harmonics` cycles in the context that the forecast continues, beside the constant
+            (Algorithm 4). From `context_length // 2` on these are all: the decoded series is repeated as it is.
+        scaling_location (`"mean"` or `"last"`):
+            What a series is measured from: the mean of its context (the paper's), or its last observed value.
+        scaling_epsilon (`float`):
+            Added to the variance of a context before its root scales the series; the listing has 1, which leaves
+            the amplitude of standardised series as good as it is.
+        embed_level (`bool`):
+            Whether the layers of a forecaster are told each series' last observed value, which the instance
+            normalisation takes away.
+        channel_independence (`bool`): Whether each channel is forecast by itself, with the same weights.
+        decoder_initializer_scale (`float`):
+            Multiplies the initial standard deviation of a forecaster's decoder. With 0 the first forecast is what the
+            series is measured from.
+        loss (`"mse"` or `"mae"`): Loss of the forecaster: mean squared or mean absolute error.
 
     Raises:
         huggingface_hub.errors.StrictDataclassError: for a value of the wrong type or a combination that cannot work.
@@ -111,6 +133,17 @@ class SKTformerConfig(PreTrainedConfig):
     classifier_pooling: Literal["cls", "mean"] = "cls"
     sparse_prediction: bool = True
     kernels: Literal["auto", "eager"] = "auto"
+    use_mlp: bool = True
+    context_length: int = 96
+    prediction_length: int = 96
+    num_input_channels: int = 1
+    num_harmonics: int = 8
+    scaling_location: Literal["mean", "last"] = "mean"
+    scaling_epsilon: float | int = 1.0
+    embed_level: bool = False
+    channel_independence: bool = False
+    decoder_initializer_scale: float | int = 1.0
+    loss: Literal["mse", "mae"] = "mse"
 
     def __post_init__(self, **kwargs):
         for option in ("is_decoder", "add_cross_attention", "is_encoder_decoder"):
@@ -209,6 +242,15 @@ class SKTformerConfig(PreTrainedConfig):
                 "`use_token_attention` and `use_feature_attention` are both off, which leaves no attention; "
                 "switch at least one of them on."
             )
+
+    def validate_forecasting(self):
+        """Check the sizes of a forecaster."""
+        for name in ("context_length", "prediction_length", "num_input_channels"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"`{name}` must be at least 1, got {getattr(self, name)}.")
+        for name in ("num_harmonics", "scaling_epsilon", "decoder_initializer_scale"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"`{name}` must not be negative, got {getattr(self, name)}.")
 
 
 __all__ = ["SKTformerConfig"]

@@ -119,7 +119,7 @@ class SKTformerLayer(GradientCheckpointingLayer):
     One layer, normalised before each part.
 
         x <- x + dropout(attention(smoother(LN_1(x))))
-        x <- x + dropout(MLP(LN_2(x)))
+        x <- x + dropout(MLP(LN_2(x)))          if `use_mlp`
     """
 
     def __init__(self, config: SKTformerConfig, layer_idx: int):
@@ -127,8 +127,10 @@ class SKTformerLayer(GradientCheckpointingLayer):
         self.attention_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.smoother = Smoother(config) if config.use_smoother else None
         self.attention = SkeletonAttention(config, layer_idx)
-        self.mlp_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        self.mlp = SKTformerMLP(config)
+        self.use_mlp = config.use_mlp
+        if self.use_mlp:
+            self.mlp_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+            self.mlp = SKTformerMLP(config)
         self.dropout = Dropout(config.hidden_dropout_prob, config)
 
     def forward(
@@ -139,6 +141,8 @@ class SKTformerLayer(GradientCheckpointingLayer):
             attention_input = self.smoother(attention_input, sequences, circle)
         attention_output, *_ = self.attention(attention_input, sequences, landmarks)
         hidden_states = hidden_states + self.dropout(attention_output)
+        if not self.use_mlp:
+            return hidden_states
         return hidden_states + self.dropout(self.mlp(self.mlp_norm(hidden_states)))
 
 
@@ -161,7 +165,7 @@ class SKTformerEncoder(nn.Module):
         self.layers = nn.ModuleList(
             [SKTformerLayer(config, layer_idx) for layer_idx in range(config.num_hidden_layers)]
         )
-        self.final_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.final_norm: nn.Module = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         if config.use_token_attention:
             # Drawn on the CPU and copied to wherever the model is being built, the meta device included.
             order = torch.empty(config.num_hidden_layers, config.max_position_embeddings, dtype=torch.long)
@@ -219,6 +223,8 @@ class SKTformerPreTrainedModel(PreTrainedModel):
     supports_gradient_checkpointing = True
     _no_split_modules = ["SKTformerEmbeddings", "SKTformerLayer"]
     _can_compile_fullgraph = True
+    # The classes that a checkpoint names for the Auto classes.
+    _auto_map = AUTO_MAP
     _can_record_outputs = {
         "hidden_states": SKTformerLayer,
         "attentions": OutputRecorder(SkeletonAttention, index=1),
@@ -273,7 +279,9 @@ class SKTformerPreTrainedModel(PreTrainedModel):
         """Choose `"eager"` or `"sdpa"`; anything else is an error, see [`get_correct_attn_implementation`]."""
         requested = attn_implementation if isinstance(attn_implementation, dict) else {"": attn_implementation}
         for implementation in requested.values():
-            self.config._attn_implementation_internal = self.get_correct_attn_implementation(implementation)
+            chosen = self.get_correct_attn_implementation(implementation)
+            for config in self._configs():
+                config._attn_implementation_internal = chosen
 
     def set_kernels(self, kernels: Literal["auto", "eager"]) -> None:
         """
@@ -285,7 +293,13 @@ class SKTformerPreTrainedModel(PreTrainedModel):
         Raises:
             huggingface_hub.errors.StrictDataclassFieldValidationError: for anything else.
         """
-        self.config.kernels = kernels
+        for config in self._configs():
+            config.kernels = kernels
+
+    def _configs(self) -> list[SKTformerConfig]:
+        """The configurations of all parts: the layers of a forecaster have one of their own."""
+        found = {id(module.config): module.config for module in self.modules() if hasattr(module, "config")}
+        return [config for config in found.values() if isinstance(config, SKTformerConfig)]
 
     def save_pretrained(self, save_directory: str | os.PathLike, *args, **kwargs):
         """
@@ -296,12 +310,20 @@ class SKTformerPreTrainedModel(PreTrainedModel):
         """
         before = dict(vars(self.config))
         if self._auto_class is not None:
-            self.config.auto_map = dict(AUTO_MAP)
+            self.config.auto_map = dict(self._auto_map)
         try:
             return super().save_pretrained(save_directory, *args, **kwargs)
         finally:
             vars(self.config).clear()
             vars(self.config).update(before)
+
+    def _check_keywords(self, keywords: Iterable[str]) -> None:
+        known = SKTformerKwargs.__annotations__
+        for keyword in set(keywords) - set(known):
+            expected = [*inspect.signature(type(self).forward).parameters, *known]
+            similar = difflib.get_close_matches(keyword, expected, n=1)
+            hint = f"; did you mean `{similar[0]}`?" if similar else "."
+            raise TypeError(f"SKTformer takes no keyword `{keyword}`{hint}")
 
     def get_position_embeddings(self) -> nn.Embedding:
         """The position embeddings, `(max_position_embeddings, hidden_size)`."""
@@ -502,14 +524,6 @@ class SKTformerModel(SKTformerPreTrainedModel):
             places_of_layer.masked_fill(~cast(torch.Tensor, landmarks.mask), -1)
             for places_of_layer, landmarks in zip(positions, chosen, strict=True)
         )
-
-    def _check_keywords(self, keywords: Iterable[str]) -> None:
-        known = SKTformerKwargs.__annotations__
-        for keyword in set(keywords) - set(known):
-            expected = [*inspect.signature(type(self).forward).parameters, *known]
-            similar = difflib.get_close_matches(keyword, expected, n=1)
-            hint = f"; did you mean `{similar[0]}`?" if similar else "."
-            raise TypeError(f"SKTformer takes no keyword `{keyword}`{hint}")
 
     def _check_inputs(self, shape: torch.Size, attention_mask: torch.Tensor | None) -> None:
         length, longest = shape[1], self.config.max_position_embeddings

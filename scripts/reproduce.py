@@ -5,6 +5,7 @@ Reproduce a table: run its rows, each at its best learning rate and with several
     python scripts/reproduce.py pretraining_variants --train_file a.txt b.txt --validation_file c.txt
     python scripts/reproduce.py glue --train_file a.txt b.txt --validation_file c.txt --data_dir glue
     python scripts/reproduce.py authorship --train_file 'novels/train/*.txt' --test_file 'novels/test/*.txt'
+    python scripts/reproduce.py forecasting_etth1 --data_dir series
 
 NAME.md, NAME.json and pictures go to --results_dir. Started again it goes on where it was cut short, and tables on the
 same data share the runs that they have in common. It starts every run itself, on several GPUs with accelerate launch.

@@ -126,6 +126,7 @@ class Job:
     identity: dict[str, Any]
     facts: dict[str, Any]  # recorded in metrics.json: "started_from" (a name, no path), "is_partial", ...
     write_card: Callable[[Path, dict[str, Any], dict[str, Any]], None]  # folder, metrics, arguments
+    trainer_class: "type[FineTuningTrainer] | None" = None
 
 
 @dataclass(frozen=True)
@@ -172,6 +173,11 @@ class BestOnEvaluation(EarlyStoppingCallback):
         best = Path(args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{state.best_global_step}"
         if best.is_dir():  # also where the whole folder has moved
             state.best_model_checkpoint = str(best)
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any, **kwargs: Any) -> None:  # type: ignore[override]
+        # Of the first evaluation part; the metrics of the others have other names.
+        if f"eval_{args.metric_for_best_model.removeprefix('eval_')}" in metrics:
+            super().on_evaluate(args, state, control, metrics, **kwargs)
 
 
 def fingerprint_rows(*parts: Dataset) -> str:
@@ -294,7 +300,7 @@ def run_trial(job: Job, trial: Trial, arguments: dict[str, Any], is_announced: b
     keeps_best = trains and args.load_best_model_at_end
     timer = StepTimer()
     parts = [name for name in job.splits if name != "train"]
-    trainer = FineTuningTrainer(
+    trainer = (job.trainer_class or FineTuningTrainer)(
         model=model,
         args=args,
         train_dataset=job.splits.get("train"),

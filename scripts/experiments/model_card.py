@@ -22,8 +22,6 @@ _CARD = """---
 ## Use
 
 ```python
-from transformers import pipeline
-
 {use}
 ```
 
@@ -47,10 +45,17 @@ _LOCAL = (
     *("_dir", "_file", "_name_or_path", "_checkpoint", "tokenizer_name", "config_name", "datasets"),
     *("hub_", "run_name"),
 )
+_PIPELINE = "from transformers import pipeline\n\n"
 _USES = {
-    "fill-mask": 'fill_mask = pipeline("fill-mask", model="{title}"{remote})\nprint(fill_mask("{example}"))',
-    "text-classification": 'classify = pipeline("text-classification", model="{title}"{remote}, truncation=True)\n'
+    "fill-mask": _PIPELINE
+    + 'fill_mask = pipeline("fill-mask", model="{title}"{remote})\nprint(fill_mask("{example}"))',
+    "text-classification": _PIPELINE
+    + 'classify = pipeline("text-classification", model="{title}"{remote}, truncation=True)\n'
     "print(classify({example}))",
+    "time-series-forecasting": "from transformers import {example}\n\n"
+    'model = {example}.from_pretrained("{title}"{remote}).eval()\n'
+    "# The last context_length steps of the series, scaled by the means and deviations in series.json.\n"
+    "forecast = model(past_values=past_values).prediction_outputs",
 }
 
 

@@ -108,6 +108,7 @@ def plot_task_scores(
     spreads: Mapping[str, Mapping[str, float]],
     path: str | Path,
     title: str,
+    label: str = "score (%)",
 ) -> None:
     """Draw models' scores (in percent) side by side, a group for each task, with standard deviations if there are."""
     tasks = list(dict.fromkeys(task for scores in rows.values() for task in scores))
@@ -118,7 +119,7 @@ def plot_task_scores(
             deviations = [spreads.get(name, {}).get(task, 0.0) for task in scores]
             axes.errorbar(places, list(scores.values()), yerr=deviations, fmt="os^Dv<>"[number % 7], ms=6, label=name)
         axes.set_xticks(range(len(tasks)), tasks)
-        axes.set_ylabel("score (%)")
+        axes.set_ylabel(label)
         axes.legend(frameon=False, fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5))
 
 
@@ -177,3 +178,38 @@ def plot_confusion_matrix(counts: np.ndarray, labels: Sequence[str], path: str |
         axes.set_yticks(range(len(names)), names, fontsize=size)
         axes.set(xlabel="predicted", ylabel="true")
         figure.colorbar(picture, ax=axes, shrink=0.8, label="share of the true label")
+
+
+def plot_forecasts(
+    columns: Sequence[str],
+    past: np.ndarray,
+    truth: np.ndarray | None,
+    forecasts: Mapping[str, np.ndarray],
+    path: str | Path,
+    title: str,
+) -> None:
+    """
+    Draw a context and what is said to follow, a panel for each of the first channels, which `columns` names.
+
+    `past` is `(context_length, num_channels)`, in the units of the series, with NaN for gaps; `truth` and every one of
+    `forecasts`, the model's first, `(prediction_length, num_channels)`.
+    """
+    shown = list(range(len(columns)))[:4]
+    left_out = f" ({len(shown)} of {len(columns)} channels)" if len(shown) < len(columns) else ""
+    size, panels = (9, 2.3 * len(shown) + 0.8), (len(shown), 1)
+    with open_figure(path, title + left_out, size, panels) as (figure, axes_of):
+        rows = list(axes_of.flat) if len(shown) > 1 else [axes_of]
+        for axes, channel in zip(rows, shown, strict=True):
+            axes.plot(np.arange(-len(past), 0), past[:, channel], color="0.35", lw=1.2, label="context")
+            if truth is not None:
+                axes.plot(np.arange(len(truth)), truth[:, channel], color="black", lw=1.2, label="truth")
+            for number, (name, values) in enumerate(forecasts.items()):
+                colour = (
+                    {"color": "C3", "lw": 1.6} if number == 0 else {"color": f"C{number - 1}", "lw": 1, "ls": "--"}
+                )
+                axes.plot(np.arange(len(values)), values[:, channel], label=name, **colour)
+            axes.axvline(-0.5, color="0.7", lw=0.8)
+            axes.set_ylabel(columns[channel][:24])
+        rows[-1].set_xlabel("time steps from the forecast's first")
+        handles, labels = rows[0].get_legend_handles_labels()
+        figure.legend(handles, labels, frameon=False, fontsize="small", loc="outside lower center", ncols=len(labels))

@@ -14,6 +14,7 @@ import benchmark
 import pretrain_mlm
 import reproduce
 import run_classification
+import run_forecasting
 import run_glue
 import train_tokenizer
 from experiments.analyses import lengthening
@@ -40,6 +41,7 @@ SCRIPTS: dict[str, list[type]] = {
     "train_tokenizer.py": [train_tokenizer.TokenizerArguments, CorpusArguments],
     "run_glue.py": list(run_glue.ARGUMENTS),
     "run_classification.py": list(run_classification.ARGUMENTS),
+    "run_forecasting.py": list(run_forecasting.ARGUMENTS),
     "reproduce.py": list(reproduce.ARGUMENTS),
     "analyze.py": [*lengthening.ARGUMENTS],
     "benchmark.py": [benchmark.BenchmarkArguments],
@@ -84,7 +86,7 @@ def test_commands_in_documents_parse(document, command, monkeypatch):
         table, *flags = flags
         assert table in (TABLES if name == "reproduce.py" else analyze.ANALYSES)
         flags += ["--table", table] if name == "reproduce.py" else []
-    trains = name in ("pretrain_mlm.py", "run_glue.py", "run_classification.py")
+    trains = name in ("pretrain_mlm.py", "run_glue.py", "run_classification.py", "run_forecasting.py")
     extra = ["--use_cpu"] if trains and "--use_cpu" not in flags else []
     parse_args(SCRIPTS[Path(script).name], [*flags, *extra])
 

@@ -9,6 +9,7 @@ from transformers import AutoConfig, AutoModelForMaskedLM
 
 import pretrain_mlm
 import run_classification
+import run_forecasting
 import run_glue
 from experiments.arguments import load_recipe, parse_args, parse_command
 from experiments.comparisons.stages import start_of
@@ -32,10 +33,10 @@ OVERLAYS = {
 
 
 def test_every_folder_is_tested():
-    folders = {"classification", "glue", "models", "pretrain", "runs"}
+    folders = {"classification", "forecasting", "glue", "models", "pretrain", "runs"}
     assert {path.name for path in CONFIGURATION.iterdir()} == {"README.md", *folders}
     runs = {stage.runs for table in TABLES.values() for stage in table.stages}
-    assert {path.name for path in (CONFIGURATION / "runs").iterdir()} == {*runs, "glue.txt"}
+    assert {path.name for path in (CONFIGURATION / "runs").iterdir()} == {*runs, "forecasting.txt", "glue.txt"}
 
 
 @pytest.mark.parametrize("path", sorted((CONFIGURATION / "models").glob("*.json")), ids=lambda path: path.stem)
@@ -132,10 +133,16 @@ STAGES = {f"{name}, {stage.folder}": stage for name, table in TABLES.items() for
 
 
 @pytest.mark.parametrize("stage", STAGES.values(), ids=STAGES)
-def test_rows_of_tables_parse_and_restate_nothing(stage):
+def test_rows_of_tables_parse_and_restate_nothing(stage, monkeypatch):
+    monkeypatch.chdir(CONFIGURATION.parent)
     shared = stage.recipe()
     recipes = ["--recipe", *(str(CONFIGURATION / path) for path in stage.recipes), "--use_cpu"]
     for row in stage.rows().values():
+        if stage.script == "run_forecasting.py":
+            # Every row is a recipe of its own.
+            parse_args(run_forecasting.ARGUMENTS, ["--use_cpu", "--task_name", "ili", *row])
+            assert "--recipe" in row
+            continue
         if stage.script in FINE_TUNING:
             arguments, required = FINE_TUNING[stage.script]
             for case in stage.cases:

@@ -303,7 +303,9 @@ def test_transforms_run_in_float32_under_autocast(folded, force, monkeypatch):
 
     def spy(name):
         transform = getattr(torch.fft, name)
-        monkeypatch.setattr(torch.fft, name, lambda inputs, **kw: dtypes.append(inputs.dtype) or transform(inputs, **kw))
+        monkeypatch.setattr(
+            torch.fft, name, lambda inputs, **kw: dtypes.append(inputs.dtype) or transform(inputs, **kw)
+        )
 
     spy("rfft")
     spy("irfft")

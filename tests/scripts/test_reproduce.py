@@ -68,7 +68,7 @@ def stage(tmp_path):
         cases=(Case("short", max_steps=100), Case("long", max_steps=200)),
         measures=(
             Measure("parameters", "parameters", format=",.0f", pooled=True),
-            Measure("loss", "eval_loss", "lowest", baseline=("guess", "unigram_loss")),
+            Measure("loss", "eval_loss", "lowest", baselines=(("guess", "unigram_loss"),)),
             Measure("step (ms)", "step_time_ms", "lowest", format=".0f", pooled=True),
         ),
         learning_rates=(0.001, 0.01, 0.1),
@@ -177,7 +177,7 @@ def test_a_second_stage_starts_from_the_runs_of_the_first(make, stage, tmp_path)
         runs=str(tmp_path / "more.txt"),
         data=("data_dir",),
         cases=(Case("One", "one", ("--task", "one")), Case("Two", "two", ("--task", "three"))),
-        measures=(Measure("", "score", "highest", format=".1f", factor=100, baseline=("most", "other.score")),),
+        measures=(Measure("", "score", "highest", format=".1f", factor=100, baselines=(("most", "other.score"),)),),
         learning_rates=(),
         has_mean=True,
     )

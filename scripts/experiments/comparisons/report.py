@@ -98,8 +98,7 @@ def _build_columns(stage: Stage, outcomes: Outcomes, sources: Mapping[str, str])
             values = {row: [m[measure.key] for m in metrics if measure.key in m] for row, metrics in runs.items()}
             if measure.pooled:
                 values = {row: [statistics.median(of_row)] for row, of_row in values.items() if of_row}
-            if measure.baseline:
-                row, key = measure.baseline
+            for row, key in measure.baselines:
                 found = [_look_up(metrics, key) for of_row in runs.values() for metrics in of_row]
                 values[row] = [value for value in found if value is not None][:1]
             values = {row: [measure.factor * value for value in of_row] for row, of_row in values.items()}
@@ -170,7 +169,9 @@ def _plot(name: str, table: Table, columns: Sequence[Column], outcomes: Outcomes
             {row: {column.title: of(column.values[row]) for column in shown} for row in rows}
             for of in (statistics.mean, statistics.stdev)
         )
-        plot_task_scores(means, spreads, folder / f"{name}.png", f"{table.title}, mean and standard deviation")
+        plot_task_scores(
+            means, spreads, folder / f"{name}.png", f"{table.title}, mean and standard deviation", stage.label
+        )
         return [f"![Scores]({name}.png)"]
     links = []
     for case in stage.cases:

@@ -49,7 +49,8 @@ class Measure:
     format: str = ".3f"
     factor: float = 1.0  # times what the metrics say
     pooled: bool = False  # one column for all cases, with the median: for times
-    baseline: tuple[str, str] | None = None  # a row that is not run: its name, its key in the metrics of the others
+    # Rows that are not run: their names, and their keys in the metrics of the others.
+    baselines: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,7 @@ class Stage:
     result: str = METRICS_FILE  # in the folder of a run; {case} stands for the name of the case
     learning_rates: tuple[float, ...] = ()  # each row gets the one with the lowest `eval_loss`
     has_mean: bool = False  # whether a column has the mean of the last measure over the cases
+    label: str = "score (%)"  # of that measure in the picture of all cases
 
     def recipe(self) -> dict[str, Any]:
         """The flags of the recipes, of which the last one wins."""
@@ -170,7 +172,8 @@ class _StageRuns:
             start = next(outcome for (of, _), outcome in self.earlier.items() if of == start_of(row))
             number = self.arguments.seeds.index(seed) if seed in self.arguments.seeds else 0
             row[row.index("--model_name_or_path") + 1] = str(start.folders[number])
-        flags = ["--recipe", *(str(CONFIGURATION / path) for path in self.stage.recipes)]
+        recipes = [str(CONFIGURATION / path) for path in self.stage.recipes]
+        flags = ["--recipe", *recipes] if recipes else []
         flags += recipe_to_flags({flag: value for flag, value in self.given.items() if flag in self.stage.data})
         flags += [*case.flags, *shlex.split(self.arguments.run_flags), *row, "--seed", str(seed)]
         flags += [] if case.max_steps is None else ["--max_steps", str(case.max_steps)]

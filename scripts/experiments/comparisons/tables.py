@@ -3,6 +3,8 @@
 from dataclasses import dataclass, fields, replace
 
 from experiments.comparisons.stages import Case, Measure, Stage
+from experiments.forecasting.baselines import NAMES
+from experiments.forecasting.benchmarks import BENCHMARKS
 from experiments.glue.table import MAJORITY, format_definitions
 from experiments.glue.tasks import TASKS
 from experiments.text.corpus import CorpusArguments
@@ -31,7 +33,7 @@ _PRETRAINING = Stage(
     cases=(_SHORT, _LONG),
     measures=(
         Measure("parameters", "parameters", format=",.0f", pooled=True),
-        Measure("loss", "eval_loss", "lowest", baseline=("unigram frequencies", "unigram_loss")),
+        Measure("loss", "eval_loss", "lowest", baselines=(("unigram frequencies", "unigram_loss"),)),
         Measure("accuracy (%)", "eval_accuracy", "highest", format=".1f", factor=100),
         Measure("step (ms)", "step_time_ms", "lowest", format=".0f", pooled=True),
         Measure("step (ms of processor time)", "step_cpu_time_ms", "lowest", format=".0f", pooled=True),
@@ -51,7 +53,7 @@ _GLUE = Stage(
     recipes=("glue/base.yaml", "glue/compare.yaml"),
     data=("data_dir",),
     cases=tuple(Case(TASKS[name].title, name, ("--task_name", name)) for name in ("sst2", "cola", "stsb")),
-    measures=(Measure("", "score", "highest", format=".2f", factor=100, baseline=(MAJORITY, "majority.score")),),
+    measures=(Measure("", "score", "highest", format=".2f", factor=100, baselines=((MAJORITY, "majority.score"),)),),
     result="{case}/metrics.json",
     has_mean=True,
 )
@@ -73,11 +75,49 @@ _AUTHORSHIP = Stage(
     data=("train_file", "validation_file", "test_file", "cache_dir"),
     cases=(_excerpts(512, 80, batch=8), _excerpts(4096, 10, batch=2, rows=("SKTformer", "SKTformer-scratch"))),
     measures=tuple(
-        Measure(title, f"test_{key}", "highest", ".1f", 100, baseline=(TFIDF, f"test_baselines.{TFIDF}.{key}"))
+        Measure(title, f"test_{key}", "highest", ".1f", 100, baselines=((TFIDF, f"test_baselines.{TFIDF}.{key}"),))
         for title, key in (("excerpts right (%)", "accuracy"), ("books right (%)", "document_accuracy"))
     ),
     learning_rates=(1e-4, 3e-4, 1e-3),
 )
+
+
+def _forecasting(task: str) -> Table:
+    """Forecasters of a public series at its horizons, beside what needs no training and what was published."""
+    benchmark = BENCHMARKS[task]
+
+    def errors(title: str, key: str) -> Measure:
+        rows = [(name, f"baselines.test.{name}.{key}") for name in NAMES]
+        rows += [(name, f"published.{name}.{key}") for name in benchmark.published]
+        return Measure(title, f"eval_test_{key}", "lowest", format=".4f", baselines=tuple(rows))
+
+    stage = Stage(
+        folder=f"forecasting-{task}",
+        script="run_forecasting.py",
+        runs=f"forecasting_{task}.txt",
+        recipes=(),
+        data=("data_dir",),
+        cases=tuple(
+            Case(f"{horizon} steps", str(horizon), ("--task_name", task, "--prediction_length", str(horizon)))
+            for horizon in benchmark.horizons
+        ),
+        measures=(errors("MAE", "mae"), errors("", "mse")),
+        result="horizon-{case}/metrics.json",
+        has_mean=True,
+        label="MSE",
+    )
+    text = (
+        f"{benchmark.title}, contexts of {benchmark.context_length} steps: errors on scaled values over all test "
+        "windows, MSE where the column does not say MAE. Each row starts from the recipe that its line in "
+        f"`configuration/runs/{stage.runs}` names; the model that is tested is the best on validation."
+    )
+    notes = (
+        "- last value, seasonal naive: the last value or season, repeated; linear: least squares of the context, the "
+        "same map for every channel, as DLinear is.",
+        "- Published rows: the paper's Table 2 and reprints of the others, whose test may leave out the last windows.",
+    )
+    return Table(f"Forecasts of {benchmark.title} compared", text, (stage,), notes)
+
 
 TABLES = {
     "pretraining": Table("Pre-training compared", _PRETRAINING_TEXT, (_PRETRAINING,)),
@@ -135,4 +175,5 @@ TABLES = {
             f"- {TFIDF}: logistic regression on the frequencies of words and pairs of words in the same excerpts.",
         ),
     ),
+    **{f"forecasting_{task}": _forecasting(task) for task in ("exchange", "etth1")},
 }

@@ -1,0 +1,298 @@
+"""
+Long-term forecasting of time series: SKTformer's layers between an instance normalisation and a Fourier extrapolation.
+
+Section 4.2 and Algorithms 3 and 4 of "SKTformer: A Skeleton Transformer for Long Sequence Data".
+
+Letters in shapes: B batch, L context length, H prediction length, C channels, d hidden size.
+"""
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import initialization as init
+from transformers.modeling_outputs import BaseModelOutput
+from transformers.utils.generic import ModelOutput, can_return_tuple
+from transformers.utils.output_capturing import capture_outputs
+
+from .configuration_sktformer import SKTformerConfig
+from .modeling_sktformer import SKTformerEncoder, SKTformerPreTrainedModel
+
+
+@dataclass
+class SKTformerForPredictionOutput(ModelOutput):
+    """
+    What [`SKTformerForPrediction`] returns, as the other forecasters of transformers do.
+
+    Args:
+        loss (`torch.Tensor` of shape `()`, *optional*): Error over the observed future values, if they are given.
+        prediction_outputs (`torch.Tensor` of shape `(batch_size, prediction_length, num_channels)`): The forecast.
+        loc, scale (`torch.Tensor` of shape `(batch_size, 1, num_channels)`): What each series was measured from, by.
+        hidden_states (`tuple` of `torch.Tensor`, *optional*):
+            Of shape `(batch_size, context_length, hidden_size)`; independent channels are rows of the batch.
+        attentions (`tuple` of `torch.Tensor`, *optional*): As of [`SKTformerModel`].
+    """
+
+    loss: torch.Tensor | None = None
+    prediction_outputs: torch.Tensor | None = None
+    loc: torch.Tensor | None = None
+    scale: torch.Tensor | None = None
+    hidden_states: tuple[torch.Tensor, ...] | None = None
+    attentions: tuple[torch.Tensor, ...] | None = None
+
+
+def fourier_extrapolation(series: torch.Tensor, num_harmonics: int, prediction_length: int) -> torch.Tensor:
+    r"""
+    Continue a series as the sum of its waves of lowest frequency (Algorithm 4).
+
+    Of the L Fourier coefficients X_k the 1 + 2 `num_harmonics` with the lowest frequency f_k = k / L are kept, and
+
+        y(t) = sum over k of |X_k| / L cos(2 pi f_k t + angle(X_k)),  t = L .. L + H - 1,
+
+    with pi where the listing has 3.1415. Put together, y(t) = sum over s of e(t - s) series(s), where e is the same
+    sum of waves for an impulse at 0: a product with a fixed matrix. All of the waves repeat the series as it is.
+
+    Args:
+        series (`torch.Tensor` of shape `(batch_size, context_length, num_channels)`): What to continue.
+        num_harmonics (`int`): Waves that are kept beside the constant; from L // 2 on all.
+        prediction_length (`int`): Time steps H to continue by.
+
+    Returns:
+        `torch.Tensor` of shape `(batch_size, prediction_length, num_channels)`, in the dtype of `series`.
+    """
+    length, device = series.shape[1], series.device
+    dtype = torch.promote_types(series.dtype, torch.float32)
+    lags = torch.arange(length, device=device)
+    waves = torch.arange(1, min(num_harmonics, length // 2) + 1, device=device)
+    # A multiple of the circle is taken off before the cosine, which is exact for small angles only.
+    angles = (waves[:, None] * lags % length).to(dtype) * (2 * torch.pi / length)
+    # Each wave stands for itself and its mirror image, which the one of L / 2 cycles is, too.
+    weights = torch.where(2 * waves == length, 1.0, 2.0).to(dtype)
+    impulse = (1 + (weights[:, None] * angles.cos()).sum(dim=0)) / length  # (L,)
+    times = torch.arange(length, length + prediction_length, device=device)
+    extrapolation = impulse[(times[:, None] - lags) % length]  # (H, L)
+    with torch.autocast(device.type, enabled=False):
+        return (extrapolation @ series.to(dtype)).to(series.dtype)
+
+
+def measure_series(values: torch.Tensor, gaps: torch.Tensor | None, epsilon: float) -> tuple[torch.Tensor, ...]:
+    """
+    Mean, last observed value and scale of each series of a batch (instance normalisation, Algorithm 3).
+
+    The scale is sqrt(variance + epsilon) with the listing's unbiased variance. Only observed values count; a series
+    without any has mean and variance 0, and without a variance and an epsilon the scale is 1.
+
+    Args:
+        values (`torch.Tensor` of shape `(batch_size, context_length, num_channels)`): Zero where nothing is observed.
+        gaps (`torch.BoolTensor` of the same shape, *optional*): Where nothing is observed.
+        epsilon (`float`): Added to the variance.
+
+    Returns:
+        `tuple` of three `torch.Tensor` of shape `(batch_size, 1, num_channels)`.
+    """
+    observed = torch.ones_like(values) if gaps is None else (~gaps).to(values.dtype)
+    count = observed.sum(dim=1, keepdim=True)
+    mean = values.sum(dim=1, keepdim=True) / count.clamp(min=1)
+    squares = ((values - mean) * observed).square().sum(dim=1, keepdim=True)
+    variance = squares / (count - 1).clamp(min=1) + epsilon
+    last = (observed.cumsum(dim=1) * observed).argmax(dim=1, keepdim=True)
+    return mean, values.gather(1, last), torch.where(variance > 0, variance, 1).sqrt()
+
+
+class SKTformerForPrediction(SKTformerPreTrainedModel):
+    """
+    SKTformer with a forecasting head: continues multivariate time series (Section 4.2, Algorithm 3).
+
+        x = (past - loc) / scale                over the time steps of each series
+        h = value embedding of x;  h <- layer(h) for each layer
+        forecast = fourier_extrapolation(decoder(h)) * scale + loc
+
+    A layer adds skeleton attention of the smoothed states to its input, and with `use_mlp` a feed-forward part. The
+    context is the longest input that the filters and norms of the layers are made for, whatever
+    `max_position_embeddings` says. With `channel_independence` every channel is a series of its own.
+
+    Missing values are named by a mask. They count in no statistic, and an embedding of their own tells the layers
+    that there is nothing to read, so that what stands in their place, be it NaN, has no influence.
+
+    Args:
+        config ([`SKTformerConfig`]): Sizes and switches; those from `context_length` on are this head's. A context of
+            fewer time steps than landmarks is a `ValueError`.
+    """
+
+    _auto_class = "AutoModelForTimeSeriesPrediction"
+    _auto_map = {
+        "AutoConfig": "configuration_sktformer.SKTformerConfig",
+        "AutoModelForTimeSeriesPrediction": "forecasting.SKTformerForPrediction",
+    }
+    main_input_name = "past_values"
+
+    def __init__(self, config: SKTformerConfig):
+        super().__init__(config)
+        if config.num_landmark_tokens > config.context_length:
+            raise ValueError(
+                f"`num_landmark_tokens` ({config.num_landmark_tokens}) is larger than `context_length` "
+                f"({config.context_length}): there are not as many time steps to sample."
+            )
+        layer_config = copy.deepcopy(config)
+        layer_config.max_position_embeddings = config.context_length
+        width = 1 if config.channel_independence else config.num_input_channels
+        self.value_embedding = nn.Linear(width, config.hidden_size)
+        self.gap_embedding = nn.Linear(width, config.hidden_size, bias=False)
+        self.level_embedding = nn.Linear(width, config.hidden_size, bias=False) if config.embed_level else None
+        self.encoder = SKTformerEncoder(layer_config)
+        self.encoder.final_norm = nn.Identity()  # the decoder reads the layers' sum, as in the listing
+        self.decoder = nn.Linear(config.hidden_size, width)
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        if module is self.value_embedding:
+            # Of a few channels, which are of unit scale: the listing's layers have PyTorch's initialisation.
+            bound = module.in_features**-0.5
+            init.uniform_(module.weight, -bound, bound)
+            init.uniform_(module.bias, -bound, bound)
+        elif module is self.decoder:
+            init.normal_(module.weight, std=self.config.decoder_initializer_scale * self.config.initializer_range)
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.value_embedding
+
+    def resize_position_embeddings(self, *args: Any, **kwargs: Any) -> None:
+        """Refuse with a `NotImplementedError`: a forecaster reads contexts of one length."""
+        raise NotImplementedError(
+            f"This forecaster reads contexts of context_length={self.config.context_length} time steps, which its "
+            "forecast is tied to; train another one for another length."
+        )
+
+    @can_return_tuple
+    def forward(
+        self,
+        past_values: torch.Tensor,
+        past_observed_mask: torch.Tensor | None = None,
+        future_values: torch.Tensor | None = None,
+        future_observed_mask: torch.Tensor | None = None,
+        **kwargs: Any,
+    ) -> SKTformerForPredictionOutput:
+        """
+        Forecast a batch of series.
+
+        Args:
+            past_values (`torch.Tensor` of shape `(batch_size, context_length, num_input_channels)`):
+                The contexts, best standardised with the training data's mean and standard deviation. With
+                `channel_independence` any number of channels.
+            past_observed_mask (`torch.Tensor` of the same shape, *optional*):
+                1 where a value was observed, 0 where it is missing. By default every value was observed.
+            future_values (`torch.Tensor` of shape `(batch_size, prediction_length, num_input_channels)`, *optional*):
+                What came after.
+            future_observed_mask (`torch.Tensor` of the same shape, *optional*):
+                Likewise: missing values do not count in the loss.
+            output_hidden_states, output_attentions, return_dict (`bool`, *optional*):
+                As in [`SKTformerModel.forward`].
+
+        Returns:
+            [`SKTformerForPredictionOutput`]
+
+        Raises:
+            ValueError: if the input has another shape, or a NaN that no mask names (looked for on processors only;
+                elsewhere it makes the forecast NaN).
+        """
+        self._check_keywords(kwargs)
+        self._check_inputs(past_values, past_observed_mask, future_values)
+        gaps = None if past_observed_mask is None else ~past_observed_mask.bool()
+        values = past_values if gaps is None else past_values.masked_fill(gaps, 0)
+        mean, last, scale = measure_series(values, gaps, self.config.scaling_epsilon)
+        loc = mean if self.config.scaling_location == "mean" else last
+        series = (values - loc) / scale
+        if gaps is not None:
+            series = series.masked_fill(gaps, 0)
+
+        batch_size, num_channels = series.shape[0], series.shape[2]
+        hidden_states = self.value_embedding(self._separate_channels(series))
+        if gaps is not None:
+            hidden_states = hidden_states + self.gap_embedding(self._separate_channels(gaps.to(series.dtype)))
+        if self.level_embedding is not None:
+            hidden_states = hidden_states + self.level_embedding(self._separate_channels(last))
+        outputs = self._encode(hidden_states, **kwargs)
+        decoded = self.decoder(outputs.last_hidden_state)  # (B, L, C), or (B C, L, 1)
+        forecast = fourier_extrapolation(decoded, self.config.num_harmonics, self.config.prediction_length)
+        if self.config.channel_independence:
+            forecast = forecast.squeeze(-1).unflatten(0, (batch_size, num_channels)).mT  # (B, H, C)
+        forecast = forecast * scale + loc
+
+        loss = None
+        if future_values is not None:
+            loss = prediction_loss(forecast, future_values, future_observed_mask, self.config.loss)
+        return SKTformerForPredictionOutput(
+            loss=loss,
+            prediction_outputs=forecast,
+            loc=loc,
+            scale=scale,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+        )
+
+    @torch.no_grad()
+    def predict(self, past_values: torch.Tensor) -> torch.Tensor:
+        """
+        Forecast what follows on a series, in evaluation mode.
+
+        `past_values` of shape `([batch_size,] num_steps, num_input_channels)` holds at least `context_length` time
+        steps, of which the last ones are read, and NaN where a value is missing. Returns a `torch.Tensor` of shape
+        `([batch_size,] prediction_length, num_input_channels)`.
+        """
+        if past_values.dim() == 2:
+            return self.predict(past_values.unsqueeze(0)).squeeze(0)
+        context = past_values[:, -self.config.context_length :].to(self.device, self.dtype)
+        was_training = self.training
+        outputs = self.eval()(context, past_observed_mask=~context.isnan())
+        self.train(was_training)
+        return outputs.prediction_outputs
+
+    @capture_outputs
+    def _encode(self, hidden_states: torch.Tensor, **kwargs: Any) -> BaseModelOutput:
+        """Run the layers; every time step is a token, also one without a value."""
+        return BaseModelOutput(last_hidden_state=self.encoder(hidden_states, None))
+
+    def _separate_channels(self, values: torch.Tensor) -> torch.Tensor:
+        """Make each channel of `(B, L, C)` a series of its own, `(B C, L, 1)`, if the model reads them so."""
+        return values.mT.flatten(0, 1).unsqueeze(-1) if self.config.channel_independence else values
+
+    def _check_inputs(self, past: torch.Tensor, past_mask: torch.Tensor | None, future: torch.Tensor | None) -> None:
+        config = self.config
+        channels = "any" if config.channel_independence else config.num_input_channels
+        if past.dim() != 3 or past.shape[1] != config.context_length or channels not in ("any", past.shape[2]):
+            raise ValueError(
+                f"`past_values` has shape {tuple(past.shape)}, this model reads (batch_size, "
+                f"context_length={config.context_length}, num_input_channels={channels})."
+            )
+        future_shape = (past.shape[0], config.prediction_length, past.shape[2])
+        for name, given, expected in (
+            ("past_observed_mask", past_mask, tuple(past.shape)),
+            ("future_values", future, future_shape),
+        ):
+            if given is not None and given.shape != expected:
+                raise ValueError(f"`{name}` has shape {tuple(given.shape)}, expected {expected}.")
+        is_traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
+        if past_mask is None and past.device.type == "cpu" and not is_traced and bool(past.isnan().any()):
+            raise ValueError(
+                "`past_values` has NaN; name missing values by `past_observed_mask=~past_values.isnan()`."
+            )
+
+
+def prediction_loss(
+    forecast: torch.Tensor, future: torch.Tensor, observed_mask: torch.Tensor | None, kind: str
+) -> torch.Tensor:
+    """Mean squared (`"mse"`) or absolute (`"mae"`) error over what was observed; 0 where that is nothing."""
+    if observed_mask is not None:
+        # Filled before the difference: a NaN would come back in the gradient of what is masked after it.
+        future = torch.where(observed_mask.bool(), future, forecast.detach())
+    errors = forecast - future.to(forecast.dtype)
+    errors = errors.square() if kind == "mse" else errors.abs()
+    return errors.mean() if observed_mask is None else errors.sum() / observed_mask.sum().clamp(min=1)
+
+
+__all__ = ["SKTformerForPrediction", "SKTformerForPredictionOutput"]

@@ -1,0 +1,266 @@
+"""The forecaster that is trained: SKTformer, or another one of transformers with the same interface."""
+
+import inspect
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import numpy as np
+import torch
+from torch.optim.lr_scheduler import LambdaLR
+from transformers import (
+    AutoConfig,
+    AutoModelForTimeSeriesPrediction,
+    EvalPrediction,
+    PatchTSMixerConfig,
+    PatchTSMixerForPrediction,
+    PatchTSTConfig,
+    PatchTSTForPrediction,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
+
+from experiments.arguments import UserError, one_line
+from experiments.fine_tuning import FineTuningArguments, FineTuningTrainer
+from modeling_sktformer import SKTformerConfig, SKTformerForPrediction
+from modeling_sktformer.forecasting import prediction_loss
+
+
+# What the sizes of an SKTformer are called in other forecasters; what they have no word for, they have not.
+_PEERS: dict[str, tuple[type, type, dict[str, str]]] = {
+    "sktformer": (SKTformerConfig, SKTformerForPrediction, {}),
+    "patchtst": (
+        PatchTSTConfig,
+        PatchTSTForPrediction,
+        {
+            "hidden_size": "d_model",
+            "num_hidden_layers": "num_hidden_layers",
+            "num_attention_heads": "num_attention_heads",
+            "intermediate_size": "ffn_dim",
+            "hidden_dropout_prob": "ff_dropout",
+            "attention_probs_dropout_prob": "attention_dropout",
+        },
+    ),
+    "patchtsmixer": (
+        PatchTSMixerConfig,
+        PatchTSMixerForPrediction,
+        {"hidden_size": "d_model", "num_hidden_layers": "num_layers", "hidden_dropout_prob": "dropout"},
+    ),
+}
+# The paper's batch, after which the code it was measured with drops the windows that do not fill another one.
+_LEGACY_BATCH = 32
+
+
+@dataclass
+class ForecasterArguments:
+    """The forecaster."""
+
+    model_name_or_path: str | None = field(
+        default=None, metadata={"help": "Forecaster to forecast with, or to go on from: a folder of this script."}
+    )
+    trust_remote_code: bool = field(default=False, metadata={"help": "Run the code that a checkpoint carries."})
+    model_type: Literal[tuple(_PEERS)] = field(  # type: ignore[valid-type]
+        default="sktformer", metadata={"help": "Architecture of a new forecaster, of the same sizes."}
+    )
+    model_config: str | None = field(
+        default=None,
+        metadata={"help": "Fields of a new SKTformer as JSON; in recipes a mapping. Others take their sizes from it."},
+    )
+    config_overrides: str | None = field(
+        default=None, metadata={"help": "Fields to change in the configuration, as field=value,field=value."}
+    )
+
+    def fields(self) -> dict[str, Any]:
+        """The fields of a new SKTformer."""
+        try:
+            fields = json.loads(self.model_config or "{}")
+        except ValueError as error:
+            raise UserError(f"--model_config is no JSON ({one_line(error)}).") from error
+        if not isinstance(fields, dict):
+            raise UserError("--model_config must be a mapping of fields to values.")
+        return fields
+
+
+def load_config(arguments: ForecasterArguments) -> PreTrainedConfig:
+    """
+    The configuration of a trained forecaster.
+
+    Raises:
+        UserError: if it cannot be had, or is of no forecaster.
+    """
+    name = arguments.model_name_or_path
+    try:
+        config = AutoConfig.from_pretrained(str(name), trust_remote_code=arguments.trust_remote_code)
+    except (OSError, ValueError) as error:
+        raise UserError(f"The checkpoint {name} cannot be loaded: {one_line(error)}") from error
+    lacking = [n for n in ("context_length", "prediction_length", "num_input_channels") if not hasattr(config, n)]
+    if lacking or not str((config.architectures or [""])[0]).endswith("ForPrediction"):
+        raise UserError(f"The checkpoint {name} is no forecaster, but a {(config.architectures or ['model'])[0]}.")
+    return config
+
+
+def build_forecaster(
+    arguments: ForecasterArguments, context_length: int, prediction_length: int, num_channels: int
+) -> PreTrainedModel:
+    """
+    Load or make the forecaster that is asked for; the landmarks of a new SKTformer are those of PyTorch's seed.
+
+    Raises:
+        UserError: if it cannot be made, or was made for another length, horizon or number of channels.
+    """
+    lengths = {
+        "context_length": context_length,
+        "prediction_length": prediction_length,
+        "num_input_channels": num_channels,
+    }
+    name = arguments.model_name_or_path
+    if name:
+        config = load_config(arguments)
+        for field_name, value in lengths.items():
+            made = getattr(config, field_name)
+            if made != value:
+                raise UserError(f"The checkpoint {name} was made for {field_name} {made}, and {value} is asked for.")
+        known = _PEERS.get(config.model_type)
+        model_class: Any = known[1] if known else AutoModelForTimeSeriesPrediction
+        options = {} if known else {"trust_remote_code": arguments.trust_remote_code}
+        try:
+            return model_class.from_pretrained(name, **options)
+        except (OSError, ValueError, RuntimeError) as error:
+            raise UserError(f"The checkpoint {name} cannot be loaded: {one_line(error)}") from error
+    config_class, model_class, names = _PEERS[arguments.model_type]
+    fields = arguments.fields()
+    try:
+        if arguments.model_type == "sktformer":
+            config = config_class(**{"landmark_seed": torch.initial_seed() % 2**31, **fields}, **lengths)
+        else:
+            sizes = {names[key]: value for key, value in fields.items() if key in names}
+            config = config_class(**sizes, **lengths)
+        for override in filter(None, (arguments.config_overrides or "").split(",")):
+            if override.partition("=")[0] in lengths:
+                raise UserError(f"--config_overrides: {override} has a flag of its own; leave it out.")
+            config.update_from_string(override)
+        return model_class(config)
+    except UserError:
+        raise
+    except Exception as error:  # of all kinds, from configurations that others have written
+        raise UserError(f"No {arguments.model_type} can be made of these fields: {one_line(error)}") from error
+
+
+def model_inputs(model: PreTrainedModel, window: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """What a forecaster reads of a batch of windows, by the names that it has for it."""
+    inputs = {"past_values": window["past_values"]}
+    if "past_observed_mask" in window:
+        taken = inspect.signature(model.forward).parameters
+        name = "past_observed_mask" if "past_observed_mask" in taken else "observed_mask"
+        inputs[name] = window["past_observed_mask"]
+    return inputs
+
+
+class ForecastingTrainer(FineTuningTrainer):
+    """
+    A Trainer whose evaluation keeps the errors of each window in place of its forecast, and whose loss counts what
+    was observed, for every architecture alike.
+    """
+
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        bare = self.accelerator.unwrap_model(model)
+        outputs = model(**model_inputs(bare, inputs))
+        forecast = outputs["prediction_outputs"] if isinstance(outputs, dict) else outputs[0]
+        kind = bare.config.loss if bare.config.loss in ("mse", "mae") else "mse"
+        loss = prediction_loss(forecast, inputs["future_values"], inputs.get("future_observed_mask"), kind)
+        return (loss, forecast) if return_outputs else loss
+
+    def prediction_step(self, model: Any, inputs: Any, prediction_loss_only: bool, ignore_keys: Any = None) -> Any:
+        """Loss, sums of squared and absolute errors `(B, 2)`, and how many values each window has `(B,)`."""
+        inputs = self._prepare_inputs(inputs)
+        with torch.no_grad(), self.compute_loss_context_manager():
+            loss, forecast = self.compute_loss(model, inputs, return_outputs=True)
+        errors = (forecast.float() - inputs["future_values"]).double()
+        observed = inputs.get("future_observed_mask")
+        count = torch.full((len(errors),), errors[0].numel(), device=errors.device)
+        if observed is not None:
+            errors, count = errors * observed, observed.sum(dim=(1, 2))
+        sums = torch.stack([errors.square().sum(dim=(1, 2)), errors.abs().sum(dim=(1, 2))], dim=1)
+        return loss.detach(), sums, count
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+        """The library's schedule, or the protocol's: the rate multiplied after each epoch."""
+        decay = cast(ForecastingArguments, self.args).learning_rate_decay
+        if decay is None:
+            return super().create_scheduler(num_training_steps, optimizer)
+        if self.lr_scheduler is None:
+            per_epoch = num_training_steps / max(1, self.args.num_train_epochs)
+            self.lr_scheduler = LambdaLR(
+                optimizer or cast(Any, self.optimizer), lambda step: decay ** (step // per_epoch)
+            )
+            self._created_lr_scheduler = True
+        return self.lr_scheduler
+
+
+@dataclass
+class ForecastingArguments(FineTuningArguments):
+    """The arguments of fine-tuning for forecasters."""
+
+    output_dir: str | None = field(
+        default="runs/forecasting", metadata={"help": "Folder of the runs; every horizon gets a folder in it."}
+    )
+    learning_rate_decay: float | None = field(
+        default=None, metadata={"help": "Multiply the rate by this after every epoch; no other schedule counts then."}
+    )
+    num_plots: int = field(default=3, metadata={"help": "Windows to draw with --do_predict."})
+
+    def __post_init__(self) -> None:
+        decay = self.learning_rate_decay
+        if decay is not None and not 0 < decay <= 1:
+            raise UserError(f"--learning_rate_decay is {decay:g}; it must lie between 0 and 1.")
+        if decay is not None and self.max_steps > 0:
+            raise UserError("--learning_rate_decay counts epochs, which --max_steps overrides; leave one out.")
+        if decay is not None:
+            self.lr_scheduler_type = "constant"  # between the ends of epochs
+        super().__post_init__()
+        self.remove_unused_columns = False  # masks go by different names
+
+
+def compute_metrics(prediction: EvalPrediction) -> dict[str, float]:
+    """
+    MSE and MAE over all windows, each value with the same weight, whatever the size of a batch.
+
+    `score` is 1 - MSE, on scaled series about the share of the variance that is explained; `legacy_mse` leaves out
+    the last windows as batches of 32 that drop what does not fill one do.
+    """
+    sums, counts = np.asarray(prediction.predictions), np.asarray(prediction.label_ids)
+    mse, mae = (sums.sum(axis=0) / max(1, counts.sum())).tolist()
+    metrics = {"score": 1 - mse, "mse": mse, "mae": mae}
+    kept = len(sums) // _LEGACY_BATCH * _LEGACY_BATCH
+    if kept and counts[:kept].sum():
+        metrics["legacy_mse"] = float(sums[:kept, 0].sum() / counts[:kept].sum())
+    return metrics
+
+
+def collate(windows: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """A batch of windows."""
+    return {name: torch.stack([window[name] for window in windows]) for name in windows[0]}
+
+
+@torch.no_grad()
+def forecast(model: PreTrainedModel, window: dict[str, torch.Tensor]) -> np.ndarray:
+    """What a forecaster says to a batch of windows, scaled: `(batch_size, prediction_length, num_channels)`."""
+    inputs = {name: values.to(model.device) for name, values in model_inputs(model, window).items()}
+    return model.eval()(**inputs).prediction_outputs.float().cpu().numpy()
+
+
+def load_best(folder: Path, arguments: ForecasterArguments) -> PreTrainedModel:
+    """The forecaster that a finished run has left."""
+    trained = ForecasterArguments(model_name_or_path=str(folder), trust_remote_code=arguments.trust_remote_code)
+    config = load_config(trained)
+    lengths = [getattr(config, name) for name in ("context_length", "prediction_length", "num_input_channels")]
+    return build_forecaster(trained, *lengths)
+
+
+def describe_config(model: PreTrainedModel) -> dict[str, Any]:
+    """The fields of a new forecaster that are not the defaults; its landmarks are the seed's."""
+    unrelated = ("landmark_seed", "transformers_version", "architectures", "dtype")
+    return {name: value for name, value in model.config.to_diff_dict().items() if name not in unrelated}

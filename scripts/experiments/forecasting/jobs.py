@@ -1,0 +1,144 @@
+"""A horizon of a series as a job of fine-tuning, and the forecast of what follows."""
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from experiments.arguments import Command, UserError
+from experiments.fine_tuning import Job, best_trial
+from experiments.forecasting.baselines import NAMES, Baselines
+from experiments.forecasting.forecasters import (
+    ForecasterArguments,
+    ForecastingTrainer,
+    build_forecaster,
+    collate,
+    compute_metrics,
+    describe_config,
+    load_best,
+    load_config,
+)
+from experiments.forecasting.report import draw_windows, write_forecaster_card, write_future
+from experiments.forecasting.series import Series
+from experiments.forecasting.windows import Scaler, SeriesArguments, Windows, fingerprint_series, make_windows
+from experiments.models import fingerprint_checkpoint
+
+
+FORECAST_FILE = "forecast.csv"
+
+
+def folder_name(horizon: int) -> str:
+    """The folder of a horizon in that of the run."""
+    return f"horizon-{horizon}"
+
+
+def fit_to_checkpoint(
+    arguments: SeriesArguments, forecaster: ForecasterArguments, trains: bool
+) -> tuple[SeriesArguments, Scaler | None]:
+    """
+    The lengths and columns of a checkpoint, where there is one, and its scale where nothing is trained.
+
+    Raises:
+        UserError: if other ones are asked for.
+    """
+    name = forecaster.model_name_or_path
+    if not name:
+        default = arguments.benchmark.context_length if arguments.benchmark else 96
+        return replace(arguments, context_length=arguments.context_length or default), None
+    config: Any = load_config(forecaster)
+    lengths = (config.context_length, [config.prediction_length])
+    asked = (arguments.context_length or lengths[0], arguments.prediction_length or lengths[1])
+    if asked != lengths:
+        raise UserError(
+            f"The checkpoint {name} reads {config.context_length} steps and forecasts {config.prediction_length}; "
+            "leave out --context_length and --prediction_length."
+        )
+    arguments = replace(arguments, context_length=lengths[0], prediction_length=lengths[1])
+    if trains:
+        return arguments, None
+    scaler = Scaler.from_pretrained(name)
+    if arguments.target_columns and len(arguments.target_columns) != len(scaler.columns):
+        raise UserError(
+            f"The checkpoint {name} was made for {len(scaler.columns)} channels ({', '.join(scaler.columns)}), and "
+            f"--target_columns names {len(arguments.target_columns)}."
+        )
+    return replace(arguments, target_columns=arguments.target_columns or scaler.columns), scaler
+
+
+def make_job(
+    command: Command, arguments: SeriesArguments, series: Series, scaler: Scaler, horizon: int
+) -> tuple[Job, Baselines]:
+    """A horizon as the engine takes it, and the baselines on its windows."""
+    forecaster, _, training = command.groups
+    context, benchmark, name = int(arguments.context_length or 0), arguments.benchmark, forecaster.model_name_or_path
+    windows = make_windows(series, scaler, arguments, context, horizon)
+    build = partial(build_forecaster, forecaster, context, horizon, len(series.columns))
+    model = build()  # which shows now whether it can be made
+    parts = {part: rows for part, rows in windows.items() if training.do_train or part != "train"}
+    job = Job(
+        name=folder_name(horizon),
+        title=f"{series.source}, {horizon} steps",
+        build_model=build,
+        splits=parts,  # type: ignore[arg-type]
+        collator=collate,
+        processing_class=scaler,
+        compute_metrics=compute_metrics,
+        shown=("mse", "mae"),
+        identity={
+            "data": fingerprint_series(series),
+            "windows": {part: [len(rows), *map(int, rows.origins[[0, -1]])] for part, rows in parts.items()},
+            "lengths": [context, horizon],
+            "scaler": [*scaler.mean, *scaler.std],
+            "checkpoint": fingerprint_checkpoint(name) if name else describe_config(model),
+            "learning_rate_decay": training.learning_rate_decay,
+        },
+        facts={
+            "started_from": Path(name).name if name else "scratch",
+            "is_partial": arguments.is_partial,
+            "context_length": context,
+            "prediction_length": horizon,
+            "columns": series.columns,
+            "class": type(model).__name__,
+            "published": benchmark.published_at(horizon, context) if benchmark else {},
+        },
+        write_card=partial(write_forecaster_card, series.source),
+        trainer_class=ForecastingTrainer,
+    )
+    return job, Baselines(windows, arguments.season(series), bool(training.disable_tqdm))
+
+
+def check_future(command: Command, arguments: SeriesArguments, series: Series) -> None:
+    """
+    Find out now what would stop a forecast with a trained checkpoint.
+
+    Raises:
+        UserError: if the series is shorter than what is read, or another forecast would be lost.
+    """
+    training = command.groups[-1]
+    context = int(arguments.context_length or 0)
+    if len(series.values) < context:
+        raise UserError(f"{series.source} has {len(series.values):,} steps, and the forecaster reads {context}.")
+    for horizon in arguments.horizons():
+        file = Path(training.output_dir) / folder_name(horizon) / FORECAST_FILE
+        if file.exists() and not (training.do_train or training.do_eval or training.overwrite):
+            raise UserError(f"{file} holds a forecast; choose another --output_dir, or pass --overwrite.")
+
+
+def predict_future(command: Command, arguments: SeriesArguments, series: Series, scaler: Scaler, horizon: int) -> None:
+    """Write the forecast of what follows the series, and draw it and some windows with known ends."""
+    forecaster, _, training = command.groups
+    folder = Path(training.output_dir) / folder_name(horizon)
+    model = load_best(best_trial(folder) if training.do_train else Path(forecaster.model_name_or_path), forecaster)
+    context = int(arguments.context_length or 0)
+    folder.mkdir(parents=True, exist_ok=True)
+    if training.do_train or training.do_eval:
+        windows = make_windows(series, scaler, arguments, context, horizon)
+    else:  # no part of the series is known to the forecaster
+        everything = Windows(scaler.apply(series), range(len(series.values)), context, horizon)
+        windows = dict.fromkeys(("train", "validation", "test"), everything)
+    if len(windows["test"]) and training.num_plots:
+        baselines = Baselines(windows, arguments.season(series), silent=True)
+        names = NAMES if training.do_train else NAMES[:2]  # the linear one is trained
+        draw_windows(folder, series, scaler, model, windows["test"], baselines, names, training.num_plots)
+    write_future(folder / FORECAST_FILE, series, scaler, model)
+    print(f"The forecast is in {folder / FORECAST_FILE}.")

@@ -1,0 +1,167 @@
+"""What is written about forecasters: tables, model cards, forecasts of the future and pictures of windows."""
+
+import io
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from experiments.forecasting.baselines import NAMES, Baselines
+from experiments.forecasting.forecasters import forecast
+from experiments.forecasting.series import Series
+from experiments.forecasting.windows import Scaler, Windows
+from experiments.model_card import CardFacts, write_card
+from experiments.plots import plot_forecasts
+from experiments.results import command_line, format_origin, format_table, write_atomically, write_json
+
+
+THIS = "this model"
+_MEASURES = ("mse", "mae")
+
+
+def summarise(metrics: Mapping[str, Any], part: str) -> dict[str, list[float]]:
+    """Mean and, of several seeds, standard deviation of a finished job's MSE and MAE."""
+    trials = metrics.get("trials", [metrics])
+    prefix = "eval_test_" if part == "test" else "eval_"
+    values = {name: [trial[f"{prefix}{name}"] for trial in trials] for name in _MEASURES}
+    return {n: [statistics.mean(v), *([statistics.stdev(v)] if len(v) > 1 else [])] for n, v in values.items()}
+
+
+def write_report(folder: Path, title: str, finished: Mapping[int, Mapping[str, Any]]) -> str:
+    """
+    Write `forecasting.md` and `forecasting.json`: a row for each forecaster, columns for each horizon.
+
+    Args:
+        folder (`Path`): Where to.
+        title (`str`): Of the series.
+        finished (mapping): `metrics.json` of each horizon.
+
+    Returns:
+        `str`: the Markdown.
+    """
+    tables, results = [], {}
+    for part in ("test", "validation"):
+        rows: dict[str, dict[str, str]] = {}
+        values: dict[str, dict[str, Any]] = {}
+        for horizon, metrics in finished.items():
+            known = {name: {key: [v] for key, v in pair.items()} for name, pair in metrics["baselines"][part].items()}
+            known = {THIS: summarise(metrics, part), **known}
+            if part == "test":
+                known |= {n: {k: [v] for k, v in pair.items()} for n, pair in metrics["published"].items()}
+            for name, pair in known.items():
+                for key, of_key in pair.items():
+                    cell = " ± ".join(f"{value:.4f}" for value in of_key)
+                    rows.setdefault(name, {})[f"{horizon}, {key.upper()}"] = cell
+                values.setdefault(name, {})[str(horizon)] = pair
+        header = [f"{horizon}, {key.upper()}" for horizon in finished for key in _MEASURES]
+        cells = [[name, *(row.get(column, "") for column in header)] for name, row in rows.items()]
+        tables += ["", f"## {part.capitalize()} windows", "", *format_table(["", *header], cells)]
+        results[part] = values
+    first = next(iter(finished.values()))
+    seeds = len(first.get("trials", [first]))
+    lines = [
+        f"# Forecasts of {title}",
+        "",
+        f"{first['model_type']}, {first['parameters']:,} parameters at a horizon of {next(iter(finished))}; contexts "
+        f"of {first['context_length']} steps. Errors on scaled values, over all windows"
+        + (f"; mean and standard deviation of {seeds} seeds." if seeds > 1 else "."),
+        *tables,
+        "",
+        *_verdicts(results["test"]),
+        "",
+        format_origin(first["environment"], command_line(), [first["environment"]["commit"]]),
+        "",
+    ]
+    write_json(folder / "forecasting.json", {"series": title, "command": command_line(), **results})
+    write_atomically(folder / "forecasting.md", "\n".join(lines))
+    return "\n".join(lines)
+
+
+def _verdicts(values: Mapping[str, Mapping[str, Mapping[str, Sequence[float]]]]) -> list[str]:
+    """Which baselines are not beaten, and where: a forecaster that repeats less well than that has learned nothing."""
+    lines = []
+    for name in NAMES:
+        lost = [h for h, pair in values[THIS].items() if pair["mse"][0] >= values[name][h]["mse"][0]]
+        if lost:
+            lines.append(f"- Not better than the baseline `{name}` at: {', '.join(lost)} (MSE).")
+    return lines or ["- Better than every baseline at every horizon (MSE)."]
+
+
+def write_forecaster_card(title: str, folder: Path, metrics: dict[str, Any], arguments: dict[str, Any]) -> None:
+    """Write the model card of a trial."""
+    scores = {name: metrics[f"eval_test_{name}"] for name in _MEASURES}
+    rows = {THIS: scores, **metrics["baselines"]["test"], **metrics["published"]}
+    is_ours = metrics["model_type"] == "sktformer"
+    facts = CardFacts(
+        title=str(arguments.get("hub_model_id") or folder.resolve().name),
+        script="run_forecasting.py",
+        pipeline_tag="time-series-forecasting",
+        description=f"A forecaster of type `{metrics['model_type']}` with {metrics['parameters']:,} parameters, "
+        f"trained on {title} with seed {metrics['seed']}: it reads {metrics['context_length']} time steps of "
+        f"{len(metrics['columns'])} channels and forecasts {metrics['prediction_length']}.",
+        example="AutoModelForTimeSeriesPrediction" if is_ours else metrics["class"],
+        scores=scores,
+        results="\n".join(
+            format_table(["", "MSE", "MAE"], [[n, f"{v['mse']:.4f}", f"{v['mae']:.4f}"] for n, v in rows.items()])
+        ),
+        evaluated_on=f"{metrics['eval_test_samples']:,} windows of the test part of {title}",
+        picture="curve.png",
+        picture_title="Loss and score",
+        tags=("time-series",),
+    )
+    write_card(folder, facts, metrics, arguments)
+
+
+def write_future(file: Path, series: Series, scaler: Scaler, model: PreTrainedModel) -> None:
+    """Write a CSV with a row for each step after the last one, and draw it in a PNG of the same name."""
+    length, horizon = model.config.context_length, model.config.prediction_length
+    values = scaler.apply(series)[-length:]
+    observed = torch.tensor(~np.isnan(values))
+    window = {"past_values": torch.tensor(np.nan_to_num(values), dtype=torch.float32)[None]}
+    if not observed.all():
+        window["past_observed_mask"] = observed[None]
+    future = scaler.restore(forecast(model, window)[0])
+    times = series.following_timestamps(horizon)
+    table = io.StringIO()
+    np.savetxt(table, future, fmt="%.10g", delimiter=",")
+    names = [f'"{name}"' if "," in name else name for name in ("time", *series.columns)]
+    rows = (f"{time},{row}" for time, row in zip(times, table.getvalue().splitlines(), strict=True))
+    write_atomically(file, "\n".join([",".join(names), *rows]) + "\n")
+    lines = {"forecast": future}
+    plot_forecasts(
+        series.columns, series.values[-length:], None, lines, file.with_suffix(".png"), f"{series.source}, next steps"
+    )
+
+
+def draw_windows(
+    folder: Path,
+    series: Series,
+    scaler: Scaler,
+    model: PreTrainedModel,
+    windows: Windows,
+    baselines: Baselines,
+    names: Sequence[str],
+    number: int,
+) -> None:
+    """Draw some windows, spread evenly over a part, with the forecast and baselines: `window-1.png` and so on."""
+    places = np.unique(np.linspace(0, len(windows) - 1, number).round().astype(int))
+    for count, place in enumerate(places, start=1):
+        window = {name: values[None] for name, values in windows[int(place)].items()}
+        origin = windows.origins[place : place + 1]
+        lines = {"forecast": forecast(model, window)[0]}
+        lines |= {name: baselines.forecast(name, origin)[0].numpy() for name in names}
+        past = series.values[origin[0] - windows.context_length : origin[0]]
+        truth = series.values[origin[0] : origin[0] + windows.prediction_length]
+        when = origin[0] if series.timestamps is None else series.timestamps[origin[0]]
+        plot_forecasts(
+            series.columns,
+            past,
+            truth,
+            {name: scaler.restore(values) for name, values in lines.items()},
+            folder / f"window-{count}.png",
+            f"{series.source}, forecast from {when}",
+        )

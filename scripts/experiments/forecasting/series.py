@@ -1,0 +1,212 @@
+"""Time series as tables: read from a file, the Hub or a seed, checked, and put on an even grid of time steps."""
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from datasets import load_dataset
+
+from experiments.arguments import UserError, one_line
+from experiments.loading import explained_errors
+
+
+_TIMESTAMPS = ("date", "datetime", "timestamp", "time", "ds")
+_READERS = {".csv": pd.read_csv, ".tsv": lambda path: pd.read_csv(path, sep="\t"), ".parquet": pd.read_parquet}
+# Time steps after which a series is most like itself, by their length in seconds.
+_DAY = 86400
+_SEASONS = {7 * _DAY: 52, _DAY: 7}
+
+
+@dataclass(frozen=True)
+class Series:
+    """
+    A multivariate series.
+
+    Args:
+        source (`str`): What to call it.
+        columns (`list` of `str`): Names of the channels.
+        values (`np.ndarray` of shape `(num_steps, num_channels)`): In the units of the source, NaN where missing.
+        timestamps (`pd.DatetimeIndex`, *optional*): When each step was.
+        notes (`tuple` of `str`): What was done to it.
+    """
+
+    source: str
+    columns: list[str]
+    values: np.ndarray
+    timestamps: pd.DatetimeIndex | None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def num_gaps(self) -> int:
+        """Missing values."""
+        return int(np.isnan(self.values).sum())
+
+    def following_timestamps(self, num_steps: int) -> list[str]:
+        """When the steps after the last one are; their numbers, counted from the first step, without timestamps."""
+        times = self.timestamps
+        if times is None:
+            return [str(len(self.values) + step) for step in range(num_steps)]
+        frequency = _frequency(times[-50:]) or pd.Series(times).diff().median()
+        return [str(time) for time in pd.date_range(times[-1], periods=num_steps + 1, freq=frequency)[1:]]
+
+    def season(self) -> int:
+        """Steps of a day where they are shorter than one, of a week of days, a year of weeks or months; else 1."""
+        if self.timestamps is None:
+            return 1
+        step = pd.Series(self.timestamps).diff().median().total_seconds()
+        if step < _DAY:
+            return max(1, round(_DAY / step))
+        return _SEASONS.get(step, 12 if 28 * _DAY <= step <= 31 * _DAY else 1)
+
+
+def read_file(path: str, timestamp_column: str | None, target_columns: Sequence[str] | None) -> Series:
+    """
+    Read a series from a file.
+
+    Raises:
+        UserError: if it cannot be read, or as [`make_series`].
+    """
+    file = Path(path).expanduser()
+    if not file.is_file():
+        raise UserError(f"{path}: no such file; check the path (it is read from {Path.cwd()}).")
+    if file.suffix.lower() not in _READERS:
+        raise UserError(f"{path}: files of type `{file.suffix}` cannot be read; give {', '.join(_READERS)}.")
+    try:
+        table = _READERS[file.suffix.lower()](file)
+    except (ValueError, OSError, ImportError) as error:
+        raise UserError(f"{path} cannot be read: {one_line(error)}; give a table with a line of names.") from error
+    return make_series(file.name, table, timestamp_column, target_columns)
+
+
+def read_hub(
+    name: str,
+    configuration: str | None,
+    revision: str | None,
+    cache_dir: str | None,
+    timestamp_column: str | None,
+    target_columns: Sequence[str] | None,
+) -> Series:
+    """
+    Read a series from the Hub: all rows of the split `train`, which has those of every part.
+
+    Raises:
+        UserError: if it cannot be had, or as [`make_series`].
+    """
+    with explained_errors(name, "--data_dir or --data_file", "give --dataset_config_name"):
+        rows = load_dataset(name, configuration, revision=revision, cache_dir=cache_dir, split="train")
+    source = f"{name} ({configuration})" if configuration else name
+    return make_series(source, rows.to_pandas(), timestamp_column, target_columns)
+
+
+def make_synthetic(num_steps: int, seed: int) -> Series:
+    """Three channels of days and weeks in hours, with a slow trend and noise."""
+    generator = np.random.default_rng(seed)
+    hours = np.arange(num_steps)
+    columns = []
+    for _ in range(3):
+        daily, weekly, slope = generator.uniform(0.5, 1.5, 3)
+        phases = generator.uniform(0, 2 * np.pi, 3)
+        day, week = 2 * np.pi * hours / 24, 2 * np.pi * hours / 168
+        waves = daily * np.sin(day + phases[0]) + 0.4 * daily * np.sin(2 * day + phases[1])
+        trend = slope * hours / num_steps
+        columns.append(10 + waves + weekly * np.sin(week + phases[2]) + trend + generator.normal(0, 0.3, num_steps))
+    times = pd.date_range("2020-01-01", periods=num_steps, freq="h")
+    return Series(f"synthetic hours (seed {seed})", ["a", "b", "c"], np.stack(columns, axis=1), times)
+
+
+def make_series(
+    source: str, table: pd.DataFrame, timestamp_column: str | None, target_columns: Sequence[str] | None
+) -> Series:
+    """
+    Check a table and make a series of it. Rows that an even grid of time lacks become gaps.
+
+    Args:
+        source (`str`): What to call it.
+        table (`pd.DataFrame`): A row for each time step, in order.
+        timestamp_column (`str`, *optional*): By default the one named `date` or the like, if there is one.
+        target_columns (sequence of `str`, *optional*): By default all others.
+
+    Raises:
+        UserError: for columns that are not there, timestamps out of order, and values that are no numbers.
+    """
+    table.columns = [str(name) for name in table.columns]
+    there = f"its columns are {', '.join(table.columns)}"
+    if not len(table):
+        raise UserError(f"{source} has no rows.")
+    for flag, names in (("timestamp_column", [timestamp_column]), ("target_columns", target_columns or [])):
+        for name in names:
+            if name is not None and name not in table.columns:
+                raise UserError(f"--{flag} {name}: {source} has no such column; {there}.")
+    found = [timestamp_column] if timestamp_column else [n for n in table.columns if n.lower() in _TIMESTAMPS][:1]
+    times = _read_timestamps(source, table[found[0]]) if found else None
+    columns = list(target_columns or [name for name in table.columns if name not in found])
+    if not columns or set(columns) & set(found) or len(set(columns)) < len(columns):
+        raise UserError(f"{source}: name each column to forecast once with --target_columns; {there}.")
+    values = np.stack([_read_numbers(source, table[name]) for name in columns], axis=1)
+    return _even_out(Series(source, columns, values, times))
+
+
+def _read_numbers(source: str, column: pd.Series) -> np.ndarray:
+    numbers = pd.to_numeric(column, errors="coerce").to_numpy(dtype=float)
+    wrong = np.flatnonzero((np.isnan(numbers) & column.notna().to_numpy()) | np.isinf(numbers))
+    if len(wrong):
+        raise UserError(
+            f"{source}: column {column.name} holds `{column.iloc[wrong[0]]}` in row {wrong[0] + 1}, which is no "
+            "number; mend it, or leave the column out with --target_columns."
+        )
+    if np.isnan(numbers).all():
+        raise UserError(f"{source}: column {column.name} is empty; leave it out with --target_columns.")
+    return numbers
+
+
+def _read_timestamps(source: str, column: pd.Series) -> pd.DatetimeIndex:
+    if pd.api.types.is_numeric_dtype(column):
+        raise UserError(f"{source}: column {column.name} holds numbers and no dates; name another --timestamp_column.")
+    times = pd.to_datetime(column, errors="coerce", format="mixed")
+    missing = np.flatnonzero(times.isna().to_numpy())
+    if len(missing):
+        raise UserError(
+            f"{source}: column {column.name} holds `{column.iloc[missing[0]]}` in row {missing[0] + 1}, which is no "
+            "date; mend it, or name another --timestamp_column."
+        )
+    steps = times.diff().iloc[1:]
+    for is_wrong, what in ((steps == pd.Timedelta(0), "equals"), (steps < pd.Timedelta(0), "is before")):
+        rows = np.flatnonzero(is_wrong.to_numpy())
+        if len(rows):
+            raise UserError(
+                f"{source}: the timestamp of row {rows[0] + 2}, {times.iloc[rows[0] + 1]}, {what} that of the row "
+                "above; sort the rows and keep one for each time."
+            )
+    return pd.DatetimeIndex(times)
+
+
+def _frequency(times: pd.DatetimeIndex) -> Any:
+    """By what evenly spaced times go on, months and working days included; None if they are not."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a word for it that will be an object
+        return pd.infer_freq(times) if len(times) > 2 else None
+
+
+def _even_out(series: Series) -> Series:
+    """Put in rows that an even grid lacks, as gaps; where time has no even grid, the rows are the steps."""
+    times = series.timestamps
+    if times is None or len(times) < 3:
+        return series
+    steps = times[1:] - times[:-1]
+    common = steps.value_counts().index[0]
+    if (steps == common).all() or _frequency(times) is not None:
+        return series
+    places = ((times - times[0]) // common).to_numpy()
+    length = int(places[-1]) + 1
+    if (times != times[0] + common * places).any() or length > 2 * len(times):
+        note = "Its timestamps are not evenly spaced: every row is taken as one time step."
+        return replace(series, notes=(*series.notes, note))
+    values = np.full((length, len(series.columns)), np.nan)
+    values[places] = series.values
+    grid = pd.DatetimeIndex(times[0] + common * np.arange(length))
+    note = f"Its timestamps lack {length - len(times):,} steps of {common}, which are gaps now."
+    return replace(series, values=values, timestamps=grid, notes=(*series.notes, note))

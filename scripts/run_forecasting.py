@@ -1,0 +1,80 @@
+"""
+Train forecasters of time series, measure them beside what needs no training, and forecast what comes next.
+
+    python scripts/run_forecasting.py
+    python scripts/run_forecasting.py --task_name exchange --prediction_length 96 192 --seeds 3
+    python scripts/run_forecasting.py --task_name etth1 --data_dir series --model_type patchtst \\
+        --output_dir runs/etth1-patchtst
+    python scripts/run_forecasting.py --data_file sales.csv --timestamp_column day --target_columns north south \\
+        --prediction_length 28 --do_train --do_eval --do_predict --output_dir runs/sales
+    python scripts/run_forecasting.py --model_name_or_path runs/sales/horizon-28 --data_file new.csv --do_predict \\
+        --output_dir runs/new
+
+Without any flag it trains on a series that it makes itself. Without --recipe a public series (--task_name) gets the
+paper's recipe, configuration/forecasting/base.yaml, and one of your own configuration/forecasting/best/base.yaml.
+Every horizon is a model in a folder of its own, `horizon-N`, and goes on where it was cut short.
+"""
+
+import sys
+from pathlib import Path
+
+from experiments.arguments import CONFIGURATION, UserError, parse_command, run_script
+from experiments.fine_tuning import check_job, read_metrics, run_job
+from experiments.forecasting.forecasters import ForecasterArguments, ForecastingArguments
+from experiments.forecasting.jobs import check_future, fit_to_checkpoint, make_job, predict_future
+from experiments.forecasting.report import write_report
+from experiments.forecasting.windows import Scaler, SeriesArguments, read_series, split_borders
+from experiments.run_folder import recorded_arguments
+from experiments.training import announce, describe_devices, describe_recipe, leave_process_group, prepare, upload_run
+
+
+ARGUMENTS = (ForecasterArguments, SeriesArguments, ForecastingArguments)
+RECIPES = CONFIGURATION / "forecasting"
+
+
+def main() -> None:
+    names_file = any(word.split("=")[0] in ("--data_file", "--dataset_name") for word in sys.argv[1:])
+    recipe = RECIPES / "best" / "base.yaml" if names_file else RECIPES / "base.yaml"
+    command = parse_command(ARGUMENTS, __doc__, recipe, RECIPES / "quickstart.yaml")
+    forecaster, arguments, training = command.groups
+    prepare(training, command.given)
+    folder = Path(training.output_dir)
+    if not (training.do_train or forecaster.model_name_or_path):
+        raise UserError("Nothing is trained: add --do_train, or name a forecaster with --model_name_or_path.")
+
+    # Everything that can be wrong with the arguments is found before a folder is touched.
+    arguments, scaler = fit_to_checkpoint(arguments, forecaster, training.do_train)
+    series, horizons = read_series(arguments), arguments.horizons()
+    if scaler is None:
+        parts = split_borders(len(series.values), arguments.benchmark, arguments.split_fractions)
+        scaler = Scaler.fit(series, parts["train"].stop)
+    if training.do_predict:
+        check_future(command, arguments, series)
+    measures = training.do_train or training.do_eval
+    jobs = [make_job(command, arguments, series, scaler, horizon) for horizon in horizons if measures]
+    finished = {job.name for job, _ in jobs if check_job(folder / job.name, job.identity, training, command.paths())}
+    notes, decay = [*command.notes, *series.notes], training.learning_rate_decay
+    announce(
+        recipe=describe_recipe(command.recipes, training) + (f", times {decay:g} after every epoch" if decay else ""),
+        series=f"{series.source}, {len(series.values):,} steps of {len(series.columns)} channels",
+        devices=describe_devices(training),
+        **({"note": " ".join(notes)} if notes else {}),
+    )
+    for (job, baselines), horizon in zip(jobs, horizons, strict=False):
+        if job.name in finished:
+            upload_run(training, folder / job.name, f"Fine-tuned on {job.title}")
+            continue
+        job.facts["baselines"] = {part: baselines.measure(part) for part in ("test", "validation")}
+        started = recorded_arguments(command.given) | {"prediction_length": [horizon]}
+        run_job(job, folder / job.name, training, started)
+    if jobs and training.should_save:
+        measured = {horizon: read_metrics(folder / job.name) for (job, _), horizon in zip(jobs, horizons, strict=True)}
+        print(write_report(folder, series.source, measured))
+    if training.do_predict and training.should_save:
+        for horizon in horizons:
+            predict_future(command, arguments, series, scaler, horizon)
+    leave_process_group()
+
+
+if __name__ == "__main__":
+    run_script(main)

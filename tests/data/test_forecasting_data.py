@@ -1,0 +1,286 @@
+"""Series, splits, scales, windows and baselines of forecasting, against the protocol written out by hand."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from experiments.arguments import UserError
+from experiments.forecasting.baselines import LAST, LINEAR, NAMES, SEASONAL, Baselines
+from experiments.forecasting.benchmarks import BENCHMARKS, PAPER
+from experiments.forecasting.forecasters import collate, compute_metrics
+from experiments.forecasting.series import make_series, make_synthetic, read_file
+from experiments.forecasting.windows import (
+    Scaler,
+    SeriesArguments,
+    Windows,
+    make_windows,
+    read_series,
+    split_borders,
+)
+
+
+def table(num_rows: int = 50, frequency: str = "h", **columns) -> pd.DataFrame:
+    times = pd.date_range("2024-01-01", periods=num_rows, freq=frequency)
+    values = {"a": np.arange(num_rows, dtype=float), "b": np.arange(num_rows) ** 0.5}
+    return pd.DataFrame({"date": times.astype(str), **values, **columns})
+
+
+def make_parts(series, context, horizon, **options):
+    arguments = SeriesArguments(**options)
+    borders = split_borders(len(series.values), None, arguments.split_fractions)
+    scaler = Scaler.fit(series, borders["train"].stop)
+    return scaler, make_windows(series, scaler, arguments, context, horizon)
+
+
+# Reading
+
+
+def test_a_file_is_read(tmp_path):
+    table().to_csv(tmp_path / "s.csv", index=False)
+    series = read_file(str(tmp_path / "s.csv"), None, None)
+    assert series.columns == ["a", "b"]
+    np.testing.assert_allclose(series.values[:, 0], np.arange(50))
+    assert series.season() == 24
+    assert series.following_timestamps(2) == ["2024-01-03 02:00:00", "2024-01-03 03:00:00"]
+    assert read_file(str(tmp_path / "s.csv"), "date", ["b"]).columns == ["b"]
+
+
+@pytest.mark.parametrize(
+    ("frequency", "season", "following"),
+    [
+        ("15min", 96, "2024-01-01 12:30:00"),
+        ("D", 7, "2024-02-20 00:00:00"),
+        ("W", 52, "2024-12-22 00:00:00"),
+        ("MS", 12, "2028-03-01 00:00:00"),
+    ],
+)
+def test_time_goes_on_as_it_was(frequency, season, following):
+    series = make_series("s", table(frequency=frequency), None, None)
+    assert series.season() == season
+    assert series.following_timestamps(1) == [following]
+
+
+def test_series_without_timestamps_are_numbered():
+    series = make_series("s", table().drop(columns="date"), None, None)
+    assert series.timestamps is None
+    assert series.following_timestamps(2) == ["50", "51"]
+    assert series.season() == 1
+
+
+def test_rows_that_time_lacks_become_gaps():
+    series = make_series("s", table().drop(index=[7, 8, 20]), None, None)
+    assert len(series.values) == 50
+    assert np.isnan(series.values[[7, 8, 20]]).all()
+    assert series.num_gaps == 6
+    assert "lack 3 steps" in series.notes[0]
+    uneven = make_series(
+        "s", table().assign(date=table()["date"].where(table().index != 4, "2024-01-01 04:17")), None, None
+    )
+    assert len(uneven.values) == 50
+    assert "not evenly spaced" in uneven.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "message"),
+    [
+        ({"c": ["x"] * 50}, {}, "column c holds `x` in row 1, which is no number"),
+        ({"b": [np.inf] * 50}, {}, "column b holds `inf` in row 1"),
+        ({"b": [None] * 50}, {}, "column b is empty"),
+        ({}, {"target_columns": ["z"]}, "--target_columns z: s has no such column; its columns are date, a, b"),
+        ({}, {"timestamp_column": "day"}, "--timestamp_column day: s has no such column"),
+        ({}, {"timestamp_column": "a"}, "column a holds numbers and no dates"),
+        ({}, {"target_columns": ["a", "a"]}, "name each column to forecast once"),
+        ({"date": ["soon"] * 50}, {}, "column date holds `soon` in row 1, which is no date"),
+    ],
+)
+def test_columns_that_cannot_be_read_are_named(change, options, message):
+    options = {"timestamp_column": None, "target_columns": None, **options}
+    with pytest.raises(UserError, match=message):
+        make_series("s", table(**change), **options)
+
+
+def test_timestamps_out_of_order_are_named():
+    rows = table()
+    with pytest.raises(UserError, match=r"timestamp of row 4, .*, is before that of the row above; sort"):
+        make_series("s", rows.iloc[[0, 1, 3, 2, 4]], None, None)
+    with pytest.raises(UserError, match=r"timestamp of row 3, .*, equals that of the row above"):
+        make_series("s", rows.iloc[[0, 1, 1, 2]], None, None)
+
+
+def test_files_that_are_not_there_or_no_tables_are_named(tmp_path):
+    with pytest.raises(UserError, match="no such file"):
+        read_file(str(tmp_path / "none.csv"), None, None)
+    (tmp_path / "s.xlsx").write_text("x")
+    with pytest.raises(UserError, match=r"files of type `.xlsx` cannot be read; give .csv"):
+        read_file(str(tmp_path / "s.xlsx"), None, None)
+    (tmp_path / "empty.csv").write_text("")
+    with pytest.raises(UserError, match="cannot be read"):
+        read_file(str(tmp_path / "empty.csv"), None, None)
+
+
+def test_missing_values_need_a_word(tmp_path):
+    table(a=[1.0] * 10 + [None] + [2.0] * 39).to_csv(tmp_path / "s.csv", index=False)
+    with pytest.raises(
+        UserError, match="lacks 1 values, the first one of a in time step 11; fill them, or pass --mask"
+    ):
+        read_series(SeriesArguments(data_file=str(tmp_path / "s.csv")))
+    assert read_series(SeriesArguments(data_file=str(tmp_path / "s.csv"), mask_missing=True)).num_gaps == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"prediction_length": [0]}, "--prediction_length is 0; it must be at least 1"),
+        ({"prediction_length": [5, 5]}, "names a horizon twice"),
+        ({"context_length": 0}, "--context_length is 0"),
+        ({"task_name": "ili", "data_file": "x.csv"}, "--task_name and --data_file name several series"),
+        ({"data_dir": "x"}, "--data_dir is where --task_name is read from"),
+        ({"split_fractions": [0.5, 0.5, 0.5]}, "give three shares that make 1"),
+    ],
+)
+def test_arguments_that_cannot_work_are_refused(options, message):
+    with pytest.raises(UserError, match=message):
+        SeriesArguments(**options)
+
+
+def test_the_synthetic_series_is_the_seed_s():
+    first, second, other = make_synthetic(100, 0), make_synthetic(100, 0), make_synthetic(100, 1)
+    assert np.array_equal(first.values, second.values)
+    assert not np.array_equal(first.values, other.values)
+
+
+# Protocol
+
+
+def test_splits_are_the_protocol_s():
+    assert split_borders(17420, BENCHMARKS["etth1"], []) == {
+        "train": range(8640),
+        "validation": range(8640, 11520),
+        "test": range(11520, 14400),
+    }
+    assert split_borders(69680, BENCHMARKS["ettm1"], [])["test"] == range(46080, 57600)
+    # int(.7 N) and int(.2 N), the rest between them.
+    assert split_borders(7588, BENCHMARKS["exchange"], []) == {
+        "train": range(5311),
+        "validation": range(5311, 6071),
+        "test": range(6071, 7588),
+    }
+    with pytest.raises(UserError, match="ETTh1 has 99 rows, fewer than the protocol's 14,400"):
+        split_borders(99, BENCHMARKS["etth1"], [])
+
+
+@pytest.mark.parametrize(
+    ("horizon", "train", "validation", "test"), [(96, 5120, 665, 1422), (192, 5024, 569, 1326), (720, 4496, 41, 798)]
+)
+def test_the_protocol_s_numbers_of_windows(horizon, train, validation, test):
+    borders = split_borders(7588, BENCHMARKS["exchange"], [])
+    sizes = {name: len(Windows(np.zeros((7588, 1)), part, 96, horizon)) for name, part in borders.items()}
+    assert sizes == {"train": train, "validation": validation, "test": test}
+
+
+def test_published_rows_are_complete():
+    assert len(BENCHMARKS) == 9
+    paper = [name for name, benchmark in BENCHMARKS.items() if PAPER in benchmark.published]
+    assert paper == ["ettm2", "electricity", "exchange", "traffic", "weather", "ili"]
+    assert all(len(row) == 4 for benchmark in BENCHMARKS.values() for row in benchmark.published.values())
+    assert BENCHMARKS["exchange"].published[PAPER][3] == (0.727, 0.669)
+
+
+def test_the_scale_is_the_training_part_s():
+    series = make_series("s", table(100, b=[3.0] * 100), None, None)
+    scaler, windows = make_parts(series, 5, 2)
+    assert scaler.mean == [34.5, 3.0]
+    np.testing.assert_allclose(scaler.std, [np.arange(70).std(), 1.0])
+    values = windows["train"].values
+    np.testing.assert_allclose(values[:70, 0].mean(), 0, atol=1e-6)
+    assert (values[:, 1] == 0).all()
+    np.testing.assert_allclose(scaler.restore(scaler.apply(series)), series.values)
+
+
+def test_windows_are_all_there_is_of_a_part():
+    series = make_series("s", table(50), None, None)
+    scaler, parts = make_parts(series, 6, 4)
+    steps = np.arange(50)
+    expected = {"train": range(6, 32), "validation": range(35, 37), "test": range(40, 47)}
+    for name, windows in parts.items():
+        assert windows.origins.tolist() == list(expected[name])
+        for number, origin in enumerate(expected[name]):
+            window = windows[number]
+            past, future = (scaler.restore(window[f"{when}_values"].numpy())[:, 0] for when in ("past", "future"))
+            np.testing.assert_allclose(past, steps[origin - 6 : origin], atol=1e-4)
+            np.testing.assert_allclose(future, steps[origin : origin + 4], atol=1e-4)
+    assert make_parts(series, 6, 4, max_train_samples=3)[1]["train"].origins.tolist() == [6, 18, 31]
+
+
+def test_gaps_are_masked_in_windows():
+    values = make_series("s", table(50, a=[1.0] * 20 + [None] + [2.0] * 29), None, None)
+    _, parts = make_parts(values, 6, 4)
+    window = parts["train"][12]  # steps 12 .. 21
+    assert window["past_observed_mask"].all()
+    assert window["future_observed_mask"][:, 0].tolist() == [True, True, False, True]
+    assert all(tensor.isfinite().all() for tensor in window.values())
+
+
+@pytest.mark.parametrize(("steps", "part"), [(30, "validation"), (20, "train")])
+def test_series_that_are_too_short_are_refused(steps, part):
+    series = make_series("s", table(steps), None, None)
+    with pytest.raises(UserError, match=f"the {part} part has .* time steps, and a context of 12 with a horizon of 4"):
+        make_parts(series, 12, 4)
+
+
+# Baselines and metrics
+
+
+def test_baselines_are_what_they_are_called():
+    series = make_synthetic(400, 0)
+    _, parts = make_parts(series, 30, 7)
+    baselines = Baselines(parts, season=5, silent=True)
+    origins = parts["test"].origins[:3]
+    values = parts["test"].values
+    for row, origin in enumerate(origins):
+        assert torch.equal(baselines.forecast(LAST, origins)[row], values[origin - 1].expand(7, -1))
+        repeated = values[[origin - 5 + step % 5 for step in range(7)]]
+        assert torch.equal(baselines.forecast(SEASONAL, origins)[row], repeated)
+    measured = baselines.measure("test")
+    assert set(measured) == set(NAMES)
+    forecasts = baselines.forecast(LINEAR, parts["test"].origins)
+    future = torch.stack([window["future_values"] for window in parts["test"]])
+    assert measured[LINEAR]["mse"] == pytest.approx(float((forecasts - future).square().mean()), rel=1e-5)
+    assert measured[LINEAR]["mse"] < measured[LAST]["mse"]
+
+
+def test_the_linear_baseline_finds_a_linear_rule():
+    steps = np.arange(300)
+    waves = np.stack([np.sin(steps / 3), np.cos(steps / 3)], axis=1)
+    series = make_series("s", pd.DataFrame(waves, columns=["a", "b"]), None, None)
+    _, parts = make_parts(series, 8, 5)
+    assert Baselines(parts, 1, silent=True).measure("test")[LINEAR]["mse"] < 1e-6
+
+
+def test_baselines_of_gaps_and_constants():
+    rows = table(120, b=[3.0] * 120)
+    rows.loc[100:104, "a"] = np.nan
+    series = make_series("s", rows, None, None)
+    _, parts = make_parts(series, 8, 5)
+    measured = Baselines(parts, 4, silent=True).measure("test")
+    assert all(np.isfinite(list(pair.values())).all() for pair in measured.values())
+
+
+def test_metrics_weigh_values_alike():
+    generator = np.random.default_rng(0)
+    counts = np.full(70, 12)
+    sums = generator.uniform(size=(70, 2)) * 12
+    metrics = compute_metrics(type("", (), {"predictions": sums, "label_ids": counts})())
+    assert metrics["mse"] == pytest.approx((sums[:, 0] / 12).mean())
+    assert metrics["mae"] == pytest.approx((sums[:, 1] / 12).mean())
+    assert metrics["score"] == pytest.approx(1 - metrics["mse"])
+    assert metrics["legacy_mse"] == pytest.approx((sums[:64, 0] / 12).mean())
+    assert "legacy_mse" not in compute_metrics(type("", (), {"predictions": sums[:9], "label_ids": counts[:9]})())
+
+
+def test_windows_are_collated():
+    _, parts = make_parts(make_synthetic(100, 0), 10, 3)
+    batch = collate([parts["train"][0], parts["train"][1]])
+    assert batch["past_values"].shape == (2, 10, 3)
+    assert batch["future_values"].shape == (2, 3, 3)

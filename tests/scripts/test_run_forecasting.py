@@ -1,0 +1,240 @@
+"""run_forecasting.py from the command line to the files it leaves."""
+
+import csv
+import json
+import sys
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import run_forecasting
+from experiments.arguments import UserError, load_recipe, parse_args
+from experiments.forecasting.benchmarks import BENCHMARKS
+from experiments.forecasting.forecasters import build_forecaster
+from experiments.run_folder import METRICS_FILE
+from experiments.runs import read_runs
+
+
+RECIPES = run_forecasting.RECIPES
+SIZES = {
+    **{"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16},
+    **{"num_landmark_features": 4, "initializer_range": 0.1, "scaling_epsilon": 0.001, "channel_independence": True},
+}
+FLAGS = {
+    **{"model_config": json.dumps(SIZES), "context_length": 24, "prediction_length": 6, "learning_rate": 1e-2},
+    **{"num_train_epochs": 1, "synthetic_steps": 400, "per_device_train_batch_size": 32, "logging_steps": 5},
+    **{"per_device_eval_batch_size": 64, "max_train_samples": 128, "num_plots": 1, "save_strategy": "no"},
+    **{"eval_strategy": "no", "load_best_model_at_end": False, "report_to": "none"},
+}
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """Run the script in this process, small; a flag that is None is left out."""
+    (tmp_path / "recipe.yaml").write_text(json.dumps(FLAGS))
+
+    def call(*flags: str, name: str = "run") -> None:
+        words = ["--recipe", str(tmp_path / "recipe.yaml"), "--use_cpu", "--output_dir", str(tmp_path / name), *flags]
+        monkeypatch.setattr(sys, "argv", ["run_forecasting.py", *words])
+        run_forecasting.main()
+
+    return call
+
+
+def write_series(path, num_rows=400, columns=("north", "south"), **changes):
+    hours = np.arange(num_rows)
+    table = {"when": pd.date_range("2024-01-01", periods=num_rows, freq="h").astype(str)}
+    table |= {name: 5 * number + np.sin(2 * np.pi * hours / 12 + number) for number, name in enumerate(columns)}
+    pd.DataFrame(table | changes).to_csv(path, index=False)
+    return str(path)
+
+
+def metrics_of(folder, horizon=6):
+    return json.loads((folder / f"horizon-{horizon}" / METRICS_FILE).read_text())
+
+
+def test_a_run_leaves_tables_forecasts_and_pictures(run, tmp_path, capsys):
+    file = write_series(tmp_path / "s.csv")
+    flags = ["--data_file", file, "--timestamp_column", "when", "--do_train", "--do_eval", "--do_predict"]
+    run(*flags, "--prediction_length", "6", "9")
+    printed = capsys.readouterr().out
+    for row in ("this model", "last value", "seasonal naive", "linear"):
+        assert f"| {row}" in printed
+    assert "6, MSE" in printed
+    assert "9, MAE" in printed
+    for horizon in (6, 9):
+        folder = tmp_path / "run" / f"horizon-{horizon}"
+        metrics = metrics_of(tmp_path / "run", horizon)
+        assert metrics["score"] == pytest.approx(1 - metrics["eval_mse"])
+        assert metrics["columns"] == ["north", "south"]
+        assert {"config.json", "model.safetensors", "series.json", "README.md", "forecasting.py"} <= {
+            path.name for path in folder.iterdir()
+        }
+        rows = list(csv.reader((folder / "forecast.csv").open()))
+        assert rows[0] == ["time", "north", "south"]
+        assert len(rows) == horizon + 1
+        assert rows[1][0] == "2024-01-17 16:00:00"
+        # In the units of the file: both channels are about where they were.
+        assert abs(np.array(rows[1:])[:, 1:].astype(float).mean(axis=0) - [0, 5]).max() < 1.5
+        for picture in ("forecast.png", "window-1.png", "curve.png"):
+            assert (folder / picture).read_bytes()[:4] == b"\x89PNG"
+    assert "AutoModelForTimeSeriesPrediction.from_pretrained" in (folder / "README.md").read_text()
+
+    # A finished run is left alone, and its forecaster forecasts another file as it is.
+    before = (folder / "model.safetensors").stat().st_mtime_ns
+    run(*flags, "--prediction_length", "6", "9")
+    assert (folder / "model.safetensors").stat().st_mtime_ns == before
+    new = write_series(tmp_path / "new.csv", num_rows=60, columns=("other", "south", "north"))
+    checkpoint = ["--model_name_or_path", str(tmp_path / "run" / "horizon-6"), "--timestamp_column", "when"]
+    lengths = ["--context_length", "24", "--prediction_length", "6"]
+    run(*checkpoint, *lengths, "--data_file", new, "--do_predict", name="new")
+    rows = list(csv.reader((tmp_path / "new" / "horizon-6" / "forecast.csv").open()))
+    assert rows[0] == ["time", "north", "south"]
+    assert rows[1][0] == "2024-01-03 12:00:00"
+    with pytest.raises(UserError, match=r"forecast.csv holds a forecast; choose another --output_dir"):
+        run(*checkpoint, *lengths, "--data_file", new, "--do_predict", name="new")
+    run(*checkpoint, *lengths, "--data_file", file, "--do_eval", name="again")
+    again, first = metrics_of(tmp_path / "again"), metrics_of(tmp_path / "run")
+    assert again["eval_test_mse"] == pytest.approx(first["eval_test_mse"], rel=1e-6)
+
+    one = write_series(tmp_path / "one.csv", columns=("north",))
+    for data, more, message in (
+        (one, [], "--target_columns south: one.csv has no such column"),
+        (file, ["--target_columns", "north"], "made for 2 channels .*, and --target_columns names 1"),
+        (file, ["--prediction_length", "7"], "reads 24 steps and forecasts 6"),
+        (write_series(tmp_path / "short.csv", num_rows=20), [], "has 20 steps, and the forecaster reads 24"),
+    ):
+        with pytest.raises(UserError, match=message):
+            run(*checkpoint, *lengths, "--data_file", data, "--do_predict", *more, name="wrong")
+
+
+@pytest.mark.parametrize("model_type", ["sktformer", "patchtst", "patchtsmixer"])
+def test_metrics_do_not_depend_on_the_batch(run, tmp_path, model_type):
+    run("--model_type", model_type, "--max_steps", "2", "--do_train")
+    checkpoint = str(tmp_path / "run" / "horizon-6")
+    measured = []
+    for batch in (1, 7, 32, 1000):
+        flags = ["--per_device_eval_batch_size", str(batch), "--max_eval_samples", "5", "--max_predict_samples", "45"]
+        run("--model_name_or_path", checkpoint, "--do_eval", *flags, name=f"batch-{batch}")
+        metrics = metrics_of(tmp_path / f"batch-{batch}")
+        assert metrics["eval_test_samples"] == 45
+        measured.append([metrics[f"eval_test_{name}"] for name in ("mse", "mae", "legacy_mse")])
+    np.testing.assert_allclose(measured, [measured[0]] * 4, rtol=1e-6)
+
+
+@pytest.mark.parametrize("model_type", ["sktformer", "patchtst", "patchtsmixer"])
+def test_gaps_are_trained_and_forecast_with_a_mask(run, tmp_path, model_type):
+    values = np.sin(np.arange(400) / 2)
+    values[[30, 31, 200, 395]] = np.nan
+    file = write_series(tmp_path / "s.csv", north=values, south=[4.0] * 400)
+    flags = ["--data_file", file, "--timestamp_column", "when", "--model_type", model_type, "--max_steps", "3"]
+    with pytest.raises(UserError, match="lacks 4 values, the first one of north in time step 31"):
+        run(*flags, "--do_train")
+    assert not (tmp_path / "run").exists()
+    run(*flags, "--do_train", "--do_predict", "--mask_missing")
+    metrics = metrics_of(tmp_path / "run")
+    assert np.isfinite([metrics["eval_test_mse"], metrics["eval_loss"]]).all()
+    rows = list(csv.reader((tmp_path / "run" / "horizon-6" / "forecast.csv").open()))
+    assert np.isfinite(np.array(rows[1:])[:, 1:].astype(float)).all()
+
+
+def test_it_learns_and_halves_its_rate(run, tmp_path):
+    flags = ["--num_train_epochs", "3", "--max_train_samples", "256", "--learning_rate_decay", "0.5", "--seeds", "2"]
+    run("--do_train", *flags)
+    summary = metrics_of(tmp_path / "run")
+    assert [trial["folder"] for trial in summary["trials"]] == ["seed-42", "seed-43"]
+    trial = json.loads((tmp_path / "run" / "horizon-6" / "seed-42" / METRICS_FILE).read_text())
+    rates = [entry["learning_rate"] for entry in trial["history"] if "learning_rate" in entry]
+    np.testing.assert_allclose([rates[0], rates[-1]], [1e-2, 2.5e-3])
+    assert trial["eval_test_mse"] < 0.7 * summary["baselines"]["test"]["last value"]["mse"]
+    seeds = [
+        json.loads((path / "config.json").read_text()) for path in (tmp_path / "run" / "horizon-6").glob("seed-*")
+    ]
+    assert sorted(config["landmark_seed"] for config in seeds) == [42, 43]
+    assert " ± " in (tmp_path / "run" / "forecasting.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--do_eval"], "Nothing is trained: add --do_train, or name a forecaster"),
+        (["--prediction_length", "0"], "--prediction_length is 0; it must be at least 1"),
+        (["--prediction_length", "100"], "the validation part has .* time steps"),
+        (["--model_config", "[]"], "--model_config must be a mapping"),
+        (["--model_config", '{"hidden_size": 7}'], "No sktformer can be made of these fields"),
+        (["--config_overrides", "num_harmonix=3"], "No sktformer can be made of these fields"),
+        (["--config_overrides", "prediction_length=3"], "has a flag of its own"),
+        (["--learning_rate_decay", "2"], "--learning_rate_decay is 2; it must lie between 0 and 1"),
+        (["--data_file", "none.csv"], "none.csv: no such file"),
+        (["--model_name_or_path", "nowhere"], "The checkpoint nowhere cannot be loaded"),
+    ],
+)
+def test_mistakes_are_found_before_a_folder_is_touched(run, tmp_path, flags, message):
+    with pytest.raises(UserError, match=message):
+        run(*([] if "--do_eval" in flags else ["--do_train"]), *flags)
+    assert not (tmp_path / "run").exists()
+
+
+# Recipes
+
+
+def test_recipes_parse_and_make_models():
+    for path in sorted(RECIPES.rglob("*.yaml")):
+        base = [] if path.name in ("base.yaml", "quickstart.yaml") else [str(RECIPES / "best" / "base.yaml")]
+        forecaster, arguments, _ = parse_args(run_forecasting.ARGUMENTS, ["--recipe", *base, str(path), "--use_cpu"])
+        build_forecaster(forecaster, arguments.context_length or 96, 96, 3)
+        assert given_arguments(run_forecasting.ARGUMENTS, ["--recipe", str(path)]).keys() == load_recipe(path).keys()
+        if base:
+            shared = load_recipe(base[0])
+            assert not {key for key, value in load_recipe(path).items() if shared.get(key) == value}
+
+
+def test_the_default_recipe_is_the_paper_s():
+    forecaster, _, training = parse_args(
+        run_forecasting.ARGUMENTS, ["--recipe", str(RECIPES / "base.yaml"), "--use_cpu"]
+    )
+    config = build_forecaster(forecaster, 96, 96, 7).config
+    assert (config.num_harmonics, config.scaling_epsilon, config.scaling_location) == (8, 1.0, "mean")
+    assert not any((config.channel_independence, config.use_mlp, config.embed_level))
+    assert (config.num_segments, config.num_landmark_tokens, config.num_landmark_features) == (8, 8, 8)
+    assert (training.learning_rate, training.learning_rate_decay, training.num_train_epochs) == (1e-4, 0.5, 10)
+    assert (training.early_stopping_patience, training.per_device_train_batch_size) == (3, 32)
+
+
+def test_runs_are_the_paper_s_24_cells():
+    cells = []
+    for arguments in read_runs(RECIPES.parent / "runs" / "forecasting.txt").values():
+        _, series, _ = parse_args(run_forecasting.ARGUMENTS, [*arguments, "--use_cpu"])
+        cells += [(series.task_name, horizon) for horizon in series.horizons()]
+    paper = ("ettm2", "electricity", "exchange", "traffic", "weather", "ili")
+    assert cells == [(name, horizon) for name in paper for horizon in BENCHMARKS[name].horizons]
+
+
+@pytest.mark.parametrize(
+    ("argv", "recipe"),
+    [
+        ([], "quickstart.yaml"),
+        (["--task_name", "ili"], "base.yaml"),
+        (["--data_file", "x.csv"], "best/base.yaml"),
+        (["--data_file=x.csv"], "best/base.yaml"),
+        (["--seed", "3"], "base.yaml"),
+    ],
+)
+def test_which_recipe_a_command_gets(monkeypatch, argv, recipe):
+    def prepare(training, given):
+        raise InterruptedError
+
+    read = []
+    parse = run_forecasting.parse_command
+
+    def parse_command(*args):
+        read.append(parse(*args))
+        return read[0]
+
+    monkeypatch.setattr(run_forecasting, "parse_command", parse_command)
+    monkeypatch.setattr(run_forecasting, "prepare", prepare)
+    monkeypatch.setattr(sys, "argv", ["run_forecasting.py", *argv])
+    with pytest.raises(InterruptedError):
+        run_forecasting.main()
+    assert read[0].recipes == [str(RECIPES / recipe)]
