@@ -273,8 +273,11 @@ def test_a_wrapped_short_convolution_is_called(force):
 def test_hooks_see_what_they_saw(force):
     """The activation and the dropout do not write into what came out of the norm."""
     smoother, seen = make_smoother(), []
-    assert smoother.convolution_stem is not None
-    smoother.convolution_stem.norm.register_forward_hook(lambda *call: seen.append((call[2], call[2].clone())))
+
+    def look(module, inputs, output):
+        seen.append((output, output.clone()))
+
+    smoother.get_submodule("convolution_stem.norm").register_forward_hook(look)
     smooth(smoother, make_config(), torch.randn(3, 7, WIDTH, dtype=torch.float64), None)
     ((output, as_it_was),) = seen
     assert output.min() < 0
