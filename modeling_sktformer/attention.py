@@ -6,6 +6,7 @@ the *token branch* reads sampled rows of keys and values, the *feature branch* s
 Algorithm 1 of "SKTformer: A Skeleton Transformer for Long Sequence Data"). For a head of width h with queries, keys
 and values Q, K, V, sampled tokens I and sampled columns J, of a sequence of n tokens:
 
+    Equation 1 (replaced)    softmax(Q K^T / sqrt(h)) V, which Equation 3 is where every token is a landmark
     Equation 3 (tokens)      softmax(Q K_I^T / sqrt(h)) V_I
     Equation 4 (features)    V_J softmax(Q^T K_J / sqrt(n))^T
     Equation 2 (both)        (LN_t(tokens) + LN_f(features)) / 2

@@ -82,7 +82,9 @@ def select_landmarks(landmark_order: torch.Tensor, num_landmarks: int, sequences
     """
     num_landmarks = min(num_landmarks, sequences.length)
     num_positions = landmark_order.shape[1]
-    ranks = landmark_order.argsort(dim=-1)[:, : sequences.length]  # the inverse permutations
+    ranks = landmark_order.argsort(dim=-1)  # the inverse permutations
+    # No slice, which is contiguous if it is the whole: to ask that binds an exported graph to one of the two.
+    ranks = ranks.index_select(1, torch.arange(sequences.length, device=ranks.device))
     if sequences.token_mask is None:
         positions = ranks.topk(num_landmarks, largest=False, sorted=True).indices
         return [Landmarks(of_layer, None) for of_layer in positions.unbind()]

@@ -4,6 +4,7 @@ Reproduce a table: run its rows, each at its best learning rate and with several
     python scripts/reproduce.py pretraining --train_file a.txt b.txt --validation_file c.txt
     python scripts/reproduce.py pretraining_variants --train_file a.txt b.txt --validation_file c.txt
     python scripts/reproduce.py glue --train_file a.txt b.txt --validation_file c.txt --data_dir glue
+    python scripts/reproduce.py authorship --train_file 'novels/train/*.txt' --test_file 'novels/test/*.txt'
 
 NAME.md, NAME.json and pictures go to --results_dir. Started again it goes on where it was cut short, and tables on the
 same data share the runs that they have in common. It starts every run itself, on several GPUs with accelerate launch.
@@ -17,7 +18,7 @@ from typing import Any
 from experiments.arguments import UserError, parse_command, recipe_to_flags, run_script
 from experiments.comparisons.report import write_table
 from experiments.comparisons.stages import ComparisonArguments, run_stages
-from experiments.comparisons.tables import TABLES, TEXT
+from experiments.comparisons.tables import TABLES, TEXT, Table
 from experiments.results import ResultsArguments
 from experiments.runs import Run, execute_runs
 from experiments.text.corpus import CorpusArguments
@@ -36,17 +37,17 @@ def main() -> None:
         raise UserError(f"There is no table {arguments.table}; the tables are {', '.join(TABLES)}.")
     table = TABLES[arguments.table]
     taken = {flag for stage in table.stages for flag in stage.data}
-    given = {name: value for name, value in command.given.items() if name in (*TEXT, "data_dir")}
+    given = {name: value for name, value in command.given.items() if name in (*TEXT, "data_dir", "test_file")}
     if not given.keys() <= taken:
         raise UserError(f"The table {arguments.table} takes no --{' and no --'.join(sorted(given.keys() - taken))}.")
-    inputs = {**given, **train_tokenizer(given, arguments)} if "tokenizer_name" in taken else given
-    outcomes = run_stages(table.stages, inputs, arguments)
+    tokenizer = train_tokenizer(table, given, arguments) if "tokenizer_name" in taken else {}
+    outcomes = run_stages(table.stages, given | tokenizer, arguments)
     print(write_table(arguments.table, table, outcomes, given, arguments.seeds, Path(results.results_dir)))
 
 
-def train_tokenizer(given: dict[str, Any], arguments: ComparisonArguments) -> dict[str, str]:
+def train_tokenizer(table: Table, given: dict[str, Any], arguments: ComparisonArguments) -> dict[str, str]:
     """Train the tokenizer that all pre-trainings share, where it is not there yet; returns the flag that names it."""
-    folder = Path(arguments.output_dir) / f"tokenizer-{arguments.vocab_size}"
+    folder = (Path(arguments.output_dir) / table.stages[0].folder).with_name(f"tokenizer-{arguments.vocab_size}")
     text = recipe_to_flags({flag: value for flag, value in given.items() if flag in TEXT})
     # A finished tokenizer of this text is not trained again; that of another one gives way.
     flags = ("--vocab_size", str(arguments.vocab_size), *text, "--overwrite")

@@ -14,7 +14,7 @@ Any sequence-classification architecture of transformers will do. Without --reci
 configuration/classification/base.yaml. Starting the same command again goes on with a run that was cut short.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,11 +24,11 @@ from transformers import DataCollatorWithPadding, PreTrainedModel, PreTrainedTok
 
 from experiments import training as progress
 from experiments.architectures import longest_input
-from experiments.arguments import CONFIGURATION, Command, UserError, parse_command, run_script
+from experiments.arguments import CONFIGURATION, Command, UserError, flag, parse_command, run_script
 from experiments.classification.data import TextArguments, TextData, load_texts
 from experiments.classification.labels import SINGLE, checkpoint_problem, format_names
 from experiments.classification.metrics import METRICS, compute_metrics, measure, measure_baselines, probabilities
-from experiments.classification.report import format_results, write_answers, write_text_card
+from experiments.classification.report import format_results, record_test_scores, write_answers, write_text_card
 from experiments.fine_tuning import FineTuningArguments, Job, best_trial, check_job, fingerprint_rows, predict, run_job
 from experiments.models import CheckpointArguments, LoraArguments, add_lora, load_classifier
 from experiments.results import write_atomically, write_json
@@ -40,7 +40,7 @@ from experiments.text import classifier
 class ClassificationArguments(FineTuningArguments):
     """The arguments of fine-tuning on one's own texts."""
 
-    output_dir: str | None = field(default="runs/classification", metadata={"help": "Folder of the run."})
+    output_dir: str | None = flag("runs/classification", "Folder of the run.")
 
 
 ARGUMENTS = (CheckpointArguments, LoraArguments, TextArguments, ClassificationArguments)
@@ -77,9 +77,9 @@ def main() -> None:
         split=data.held_out or "as given",
         labels=format_names(data.problem.labels) or "numbers",
         devices=progress.describe_devices(training),
-        **({"note": " ".join(command.notes)} if command.notes else {}),
-        **({"run": f"finished, in {folder}"} if finished else {}),
-        **({} if job else {"model": progress.describe_model(model, f"from {checkpoint.model_name_or_path}")}),
+        note=" ".join(command.notes),
+        run=f"finished, in {folder}" if finished else "",
+        model="" if job else progress.describe_model(model, f"from {checkpoint.model_name_or_path}"),
     )
     baselines = measure_baselines(data, texts.baseline == "tfidf")
     if job:
@@ -103,6 +103,7 @@ def main() -> None:
     if training.should_save and results:
         write_json(folder / "report.json", results)
         write_atomically(folder / "report.md", format_results(results) + "\n")
+        record_test_scores(folder, results)
         print(format_results(results))
     progress.leave_process_group()
 

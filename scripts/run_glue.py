@@ -12,13 +12,14 @@ configuration/glue/base.yaml. Starting the same command again goes on with the f
 """
 
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
-from experiments.arguments import CONFIGURATION, Command, UserError, parse_command, run_script
+from experiments import training as progress
+from experiments.arguments import CONFIGURATION, Command, UserError, flag, parse_command, run_script
 from experiments.fine_tuning import FineTuningArguments, check_job, read_metrics, run_job
 from experiments.glue.jobs import FROM_MNLI, choose_start, load_task_tokenizer, make_job, predict_tests, task_identity
 from experiments.glue.submission import pack_submission
@@ -28,14 +29,6 @@ from experiments.models import CheckpointArguments, LoraArguments
 from experiments.results import read_json
 from experiments.run_folder import METRICS_FILE, RUN_FILE, recorded_arguments
 from experiments.text.classifier import checkpoint_identity
-from experiments.training import (
-    announce,
-    describe_devices,
-    describe_recipe,
-    leave_process_group,
-    prepare,
-    upload_run,
-)
 
 
 logger = logging.getLogger("run_glue")
@@ -45,9 +38,7 @@ logger = logging.getLogger("run_glue")
 class GlueTrainingArguments(FineTuningArguments):
     """The arguments of fine-tuning on GLUE."""
 
-    output_dir: str | None = field(
-        default="runs/glue", metadata={"help": "Folder of the runs; every task gets a folder of its name in it."}
-    )
+    output_dir: str | None = flag("runs/glue", "Folder of the runs; every task gets a folder of its name in it.")
 
 
 ARGUMENTS = (CheckpointArguments, LoraArguments, GlueArguments, GlueTrainingArguments)
@@ -58,11 +49,11 @@ def main() -> None:
     checkpoint, _, glue, training = command.groups
     if training.push_to_hub and len(glue.task_name) > 1:
         raise UserError("--push_to_hub pushes one model; give one task.")
-    prepare(training, command.given)
+    progress.prepare(training, command.given)
     run(command)
     if training.should_save:
         report(Path(training.output_dir), checkpoint, training.do_predict)
-    leave_process_group()
+    progress.leave_process_group()
 
 
 def run(command: Command) -> None:
@@ -79,17 +70,17 @@ def run(command: Command) -> None:
         start = choose_start(task, command, "mnli" in waiting)
         tokenizer = start and load_task_tokenizer(task, start, command)
         splits = load_splits(task, glue, training.do_train)
-        identity = shared | task_identity(task, glue, splits)
-        if check_job(output / task.name, identity, training, command.paths()):
+        identity = shared | task_identity(task, command, splits, start)
+        if check_job(output / task.name, identity, training, command.paths()) and start:
             logger.info("%s holds %s, finished.", output / task.name, task.title)
-            upload_run(training, output / task.name, f"Fine-tuned on {task.title}")
+            progress.upload_run(training, output / task.name, f"Fine-tuned on {task.title}")
         else:
             waiting[task.name] = {"start": start, "tokenizer": tokenizer, "identity": identity, "splits": splits}
     tests = {name: load_tests(TASKS[name], glue) for name in names if training.do_predict}
-    announce(
-        recipe=describe_recipe(command.recipes, training),
-        devices=describe_devices(training),
-        **({"note": " ".join(command.notes)} if command.notes else {}),
+    progress.announce(
+        recipe=progress.describe_recipe(command.recipes, training),
+        devices=progress.describe_devices(training),
+        note=" ".join(command.notes),
     )
     silent = len(waiting) < 2 or bool(training.disable_tqdm) or not training.should_log
     done = len(names) - len(waiting)
@@ -98,6 +89,9 @@ def run(command: Command) -> None:
         if parts["start"] is None:
             parts["start"] = start = choose_start(task, command) or checkpoint
             parts["tokenizer"] = load_task_tokenizer(task, start, command)
+            parts["identity"] = shared | task_identity(task, command, parts["splits"], start)
+            if check_job(output / name, parts["identity"], training, command.paths()):
+                continue
         run_job(make_job(task, command=command, **parts), output / name, training, task_arguments(task, command))
     for name, splits_to_predict in tests.items():
         predict_tests(TASKS[name], splits_to_predict, command)

@@ -8,16 +8,13 @@ Nothing here knows a task. A script describes what it trains as a [`Job`] and ha
     metrics = run_job(job, folder, training, started)          # all trials that are not finished; the job's metrics
     best = best_trial(folder)                                  # the folder with the best model, for predictions
 
-A job has one trial in its own folder, or several (`--seeds`, `--search`) in folders in it, `seed-N` for example.
-Each is a run of its own, with its identity, its lock and its run in trackers: one that is cut short is resumed, a
-finished one is skipped, so `--seeds 3` may grow to `--seeds 5`. It leaves model, card, `metrics.json`, `curve.png`,
+A job has one trial in its own folder, or several (`--seeds`, `--search`) in folders in it, `seed-N` for example. Each
+is a run of its own, with its identity, its lock and its run in trackers: one that is cut short is resumed, a finished
+one is skipped, so `--seeds 3` may grow to `--seeds 5`. It leaves model, card, `metrics.json`, `curve.png`,
 `all_results.json` and `trainer_state.json`; several leave `metrics.json` and `curve.png` of all in the job's folder.
 
-`metrics.json` of a trial has `name`, `folder`, `job`, `score` (of the first evaluation part), `seed`,
-`global_batch_size`, `train_samples`, `eval_*` of the first evaluation part and `eval_PART_*` of every other (without
-`validation_`), `model_type`, `parameters`, `seconds`, `environment`, `history` and the job's facts. That of several
-has `job`, `kind` ("seeds" or "search"), `score` (median or best), `std` (of seeds), `scores`, `best` (a trial's name),
-`trials`, `model_type`, `parameters`, `environment` and the facts.
+`metrics.json` of a trial has the `score` and `eval_*` of the first evaluation part, `eval_PART_*` of every other
+(without `validation_`), and the job's facts; that of several the median or best `score`, and all `trials`.
 """
 
 import copy
@@ -34,13 +31,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from accelerate import PartialState
 from datasets import Dataset
 from tqdm import tqdm
 from transformers import EarlyStoppingCallback, EvalPrediction, PreTrainedModel, set_seed
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, IntervalStrategy
 
-from experiments.arguments import UserError
+from experiments.arguments import UserError, flag, require_at_least
+from experiments.heads import Collator, calibrate_head, set_head_rate
 from experiments.plots import plot_task_curves
 from experiments.results import describe_environment, read_json, write_json
 from experiments.run_folder import METRICS_FILE, RunIdentity, check_run_folder, claim_run_folder, find_checkpoint
@@ -59,46 +58,46 @@ from experiments.training import (
 
 
 logger = logging.getLogger(__name__)
-
 # What makes several trials of one job, and does not belong to any of them.
 _SEVERAL_TRIALS = ("seeds", "search", "search_epochs", "search_learning_rates", "search_batch_sizes")
 # What a trial may have of its own, and what it is called in the trial's name.
 _SHORT_NAMES = {"seed": "seed", "num_train_epochs": "epochs", "learning_rate": "rate", "global_batch_size": "batch"}
-_WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
+_WEIGHTS = "*.safetensors*"  # of one file, or of several with an index
 
 
 @dataclass
 class FineTuningArguments(RunArguments):
     """The arguments of the Trainer, what is run more than once, and what is kept of it."""
 
-    output_dir: str | None = field(default="runs/fine_tuning", metadata={"help": "Folder of the run."})
-    seeds: int = field(default=1, metadata={"help": "Train with so many seeds from --seed on: median and spread."})
-    search: bool = field(default=False, metadata={"help": "Try all of the --search_* values, and keep the best."})
+    output_dir: str | None = flag("runs/fine_tuning", "Folder of the run.")
+    seeds: int = flag(1, "Train with so many seeds from --seed on: median and spread.")
+    search: bool = flag(False, "Try all of the --search_* values, and keep the best.")
     search_epochs: list[float] = field(default_factory=lambda: [4, 10, 20], metadata={"help": "Epochs."})
     search_learning_rates: list[float] = field(default_factory=lambda: [5e-5, 1e-4], metadata={"help": "Rates."})
     search_batch_sizes: list[int] = field(default_factory=lambda: [16, 32], metadata={"help": "Global batches."})
-    early_stopping_patience: int | None = field(
-        default=None, metadata={"help": "Stop after so many evaluations without a better one; the best model is kept."}
+    early_stopping_patience: int | None = flag(
+        None, "Stop after so many evaluations without a better one; the best model is kept."
     )
+    head_learning_rate: float | None = flag(
+        None, "Rate of what stands behind the encoder; by default --learning_rate."
+    )
+    calibrate_head: bool = flag(False, "Scale a new head by what it reads of some training examples.")
 
     def __post_init__(self) -> None:
         several, patience = self.search or self.seeds > 1, self.early_stopping_patience
-        if patience is not None:
-            self.load_best_model_at_end = True
+        grid = (self.search_epochs, self.search_learning_rates, self.search_batch_sizes)
+        self.load_best_model_at_end = self.load_best_model_at_end or patience is not None
         if self.load_best_model_at_end:
             self.metric_for_best_model = self.metric_for_best_model or "score"
         if patience is not None and IntervalStrategy(self.eval_strategy) == IntervalStrategy.NO:
             raise UserError("--early_stopping_patience needs evaluations while training; add --eval_strategy.")
         super().__post_init__()
+        require_at_least(1, self, "seeds", "early_stopping_patience")
+        require_at_least(0, self, "head_learning_rate")
         for is_wrong, message in (
-            (self.seeds < 1, f"--seeds is {self.seeds}; it must be at least 1."),
-            (patience is not None and patience < 1, f"--early_stopping_patience is {patience}, less than 1."),
             (self.search and self.seeds > 1, "--search tries values with one seed; use --seeds after it."),
             (self.search and self.max_steps > 0, "--search tries epochs, which --max_steps overrides; leave it out."),
-            (
-                self.search and not (self.search_epochs and self.search_learning_rates and self.search_batch_sizes),
-                "--search needs at least one value for each of its --search_* flags.",
-            ),
+            (self.search and not all(grid), "--search needs at least one value for each of its --search_* flags."),
             (self.push_to_hub and several, "--push_to_hub pushes one model; leave out --search and --seeds."),
             (
                 self.prediction_loss_only or self.batch_eval_metrics or not self.eval_do_concat_batches,
@@ -119,7 +118,7 @@ class Job:
     build_model: Callable[[], PreTrainedModel]  # called once a trial, after the seed is set
     # Encoded examples: "train" if it trains; all others are evaluation parts, the first of which gives the score.
     splits: dict[str, Dataset]
-    collator: Callable[[list[Any]], dict[str, Any]]  # makes a batch of examples
+    collator: Collator
     processing_class: Any  # saved with the model: a tokenizer, for example
     compute_metrics: Callable[[EvalPrediction], dict[str, float]]  # with "score", by which trials are compared
     shown: tuple[str, ...]  # metrics to show
@@ -147,11 +146,20 @@ class Trial:
 class FineTuningTrainer(ExperimentTrainer):
     """A Trainer that scales every architecture's loss alike."""
 
+    args: FineTuningArguments
+
     def __init__(self, **kwargs: Any):
         super().__init__(**kwargs)
         # Heads that take any keyword are believed to divide their loss by the number of examples of a whole step.
         # Most do not, and accumulating gradients over n batches would then multiply their gradients by n.
         self.model_accepts_loss_kwargs = False
+
+    def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
+        """Make the optimizer, in which a head may have a rate of its own."""
+        optimizer = super().create_optimizer(*args, **kwargs)
+        if self.args.head_learning_rate is not None:
+            set_head_rate(optimizer, self.accelerator.unwrap_model(self.model), self.args.head_learning_rate)
+        return optimizer
 
 
 class BestOnEvaluation(EarlyStoppingCallback):
@@ -177,24 +185,15 @@ def fingerprint_rows(*parts: Dataset) -> str:
 
 
 def plan_trials(folder: Path, training: FineTuningArguments, decides: dict[str, Any]) -> list[Trial]:
-    """
-    The trials of a job: a grid, several seeds, or a single one, which gets the job's own folder.
-
-    Raises:
-        UserError: if a batch cannot be divided among the devices, or several trials of nothing are asked for.
-    """
+    """The trials of a job: a grid, several seeds, or a single one, which gets the job's own folder."""
     seed = training.seed
     planned: dict[str, dict[str, Any]] = {"": {"seed": seed}}
     if (training.search or training.seeds > 1) and not training.do_train:
         raise UserError("--search and --seeds are for training; leave them out, or add --do_train.")
     if training.search:
         grid = itertools.product(training.search_epochs, training.search_learning_rates, training.search_batch_sizes)
-        planned = {
-            f"epochs-{values[0]:g}-rate-{values[1]:g}-batch-{values[2]}": dict(
-                zip(_SHORT_NAMES, (seed, *values), strict=True)
-            )
-            for values in grid
-        }
+        names = "epochs-{:g}-rate-{:g}-batch-{}"
+        planned = {names.format(*of): dict(zip(_SHORT_NAMES, (seed, *of), strict=True)) for of in grid}
     elif training.seeds > 1:
         planned = {f"seed-{n}": {"seed": n} for n in range(seed, seed + training.seeds)}
     trials = []
@@ -205,7 +204,7 @@ def plan_trials(folder: Path, training: FineTuningArguments, decides: dict[str, 
             batch = values["global_batch_size"]
             args.per_device_train_batch_size = min(args.per_device_train_batch_size, max(1, batch // args.world_size))
             args.gradient_accumulation_steps = accumulation_steps(args, batch)
-        trials.append(Trial(folder / name, values, args, training_identity(args, decides)))
+        trials.append(Trial(folder / name, values, args, _identity(args, decides)))
     return trials
 
 
@@ -215,34 +214,31 @@ def check_job(
     """
     Check that a job with the identity `decides` may use a folder, and write nothing; whether all of it is finished.
 
-    Raises:
-        UserError: as [`plan_trials`], or if the folder holds another job, other files, something of the `inputs` that
-            --overwrite would delete, or a finished trial that was shorter.
+    Raises a `UserError` if the folder holds another job, other files, something of the `inputs` that --overwrite would
+    delete, or a finished trial that was shorter.
     """
     trials = plan_trials(folder, training, decides)
     state = check_run_folder(folder, _job_identity(training, decides), training.overwrite, inputs)
     if state == "new":
         return False
-    states = (
-        [state] if trials[0].folder == folder else [check_run_folder(trial.folder, trial.identity) for trial in trials]
-    )
+    is_one = trials[0].folder == folder
+    states = [state] if is_one else [check_run_folder(trial.folder, trial.identity) for trial in trials]
     for trial, state in zip(trials, states, strict=True):
         if state == "grown" and not training.overwrite:
             raise UserError(
                 f"{trial.folder} holds this run, finished after fewer steps, and with it the state of its optimizer "
                 "was deleted: it cannot be made longer. Choose another folder, or pass --overwrite to train it anew."
             )
-    return all(state == "finished" for state in states) and trial_folders(folder) == [t.folder for t in trials]
+    whole = all(state == "finished" for state in states) and trial_folders(folder) == [t.folder for t in trials]
+    return whole and not (training.search and lacks_weights(best_trial(folder)))
 
 
 def run_job(job: Job, folder: Path, training: FineTuningArguments, started: dict[str, Any]) -> dict[str, Any]:
     """
-    Run all trials of a job that are not finished in a folder that [`check_job`] has let pass, and return its metrics.
+    Run all trials of a job that are not finished in a folder that [`check_job`] has let pass; gives the job's metrics.
 
-    `started` is recorded: the arguments as a recipe that gives the job again.
-
-    Raises:
-        UserError: if another process is at work in the folder, or training diverges.
+    `started` is recorded: the arguments as a recipe that gives the job again. Raises a `UserError` if another process
+    is at work in the folder, or training diverges.
     """
     trials = plan_trials(folder, training, job.identity)
     is_one = trials[0].folder == folder
@@ -252,15 +248,25 @@ def run_job(job: Job, folder: Path, training: FineTuningArguments, started: dict
     hold = nullcontext() if is_one else _hold(folder, _job_identity(training, job.identity), training, started)
     is_silent = is_one or bool(training.disable_tqdm) or not training.should_log
     is_announced = False
+
+    def run(trial: Trial) -> None:
+        nonlocal is_announced
+        arguments = _trial_arguments(trial, started)
+        with _hold(trial.folder, trial.identity, trial.args, arguments):
+            run_trial(job, trial, arguments, is_announced)
+        is_announced = True
+
     with hold:
         for trial in tqdm(trials, f"{job.title}, trials", unit="trial", disable=is_silent):
             if training.overwrite or not (trial.folder / METRICS_FILE).is_file():
-                arguments = _trial_arguments(trial, started)
-                with _hold(trial.folder, trial.identity, trial.args, arguments):
-                    run_trial(job, trial, arguments, is_announced)
-                is_announced = True
+                run(trial)
             if training.search and training.should_save:
                 keep_best_weights([trial.folder for trial in trials])
+        PartialState().wait_for_everyone()
+        best = max(trials, key=lambda trial: read_metrics(trial.folder)["score"])
+        if training.search and lacks_weights(best.folder):  # they gave way to a better trial of a larger grid
+            best.args.overwrite = True
+            run(best)
         if not is_one and training.should_save:
             results = [read_metrics(trial.folder) for trial in trials]
             plot_task_curves({r["name"]: r["history"] for r in results}, folder / "curve.png", job.title)
@@ -276,12 +282,14 @@ def run_trial(job: Job, trial: Trial, arguments: dict[str, Any], is_announced: b
     args.run_name = " ".join(filter(None, (args.run_name, job.name, trial.name)))
     set_seed(args.seed)
     model = job.build_model()
+    if trains and args.calibrate_head:
+        calibrate_head(model, job.splits["train"], job.collator, args.device)
     if not is_announced:
         counts = ", ".join(f"{name} {len(examples):,}" for name, examples in job.splits.items())
         announce(
             model=describe_model(model, f"from {job.facts['started_from']}"),
             data=f"{job.title}: {counts} examples",
-            **({"steps": describe_steps(args, len(job.splits["train"]))} if trains else {}),
+            steps=describe_steps(args, len(job.splits["train"])) if trains else "",
         )
     keeps_best = trains and args.load_best_model_at_end
     timer = StepTimer()
@@ -338,7 +346,7 @@ def run_trial(job: Job, trial: Trial, arguments: dict[str, Any], is_announced: b
 def predict(
     model: PreTrainedModel,
     examples: Dataset,
-    collator: Callable[[list[Any]], dict[str, Any]],
+    collator: Collator,
     processing_class: Any,
     training: FineTuningArguments,
     folder: Path,
@@ -356,8 +364,13 @@ def keep_best_weights(folders: Sequence[Path]) -> None:
     """Delete the weights of all finished trials but the best; what they measured stays."""
     scores = {folder: read_metrics(folder)["score"] for folder in folders if (folder / METRICS_FILE).is_file()}
     for folder in scores.keys() - {max(scores, key=scores.__getitem__)}:
-        for file in (file for pattern in _WEIGHTS for file in folder.glob(pattern)):
+        for file in folder.glob(_WEIGHTS):
             file.unlink()
+
+
+def lacks_weights(folder: Path) -> bool:
+    """Whether a finished trial's model was deleted, because another one was better."""
+    return not any(folder.glob(_WEIGHTS))
 
 
 def trial_folders(folder: Path) -> list[Path]:
@@ -397,9 +410,16 @@ def summarise_trials(results: Sequence[dict[str, Any]], search: bool, facts: dic
     }
 
 
+def _identity(training: FineTuningArguments, decides: dict[str, Any]) -> RunIdentity:
+    """The identity of a run, which knows of a head's treatment only where one is asked for."""
+    head = {"head_learning_rate": training.head_learning_rate, "calibrate_head": training.calibrate_head or None}
+    asked = {name: value for name, value in head.items() if training.do_train and value is not None}
+    return training_identity(training, decides | asked)
+
+
 def _job_identity(training: FineTuningArguments, decides: dict[str, Any]) -> RunIdentity:
     """The identity of a job's folder: of several trials it leaves out in what they differ."""
-    identity = training_identity(training, decides)
+    identity = _identity(training, decides)
     if not training.search and training.seeds == 1:
         return identity
     differing = ("learning_rate", "global_batch_size") if training.search else ("seed",)

@@ -49,16 +49,9 @@ def explained_errors(name: str, local: str, configuration: str) -> Iterator[None
 
 def read_table_file(path: str | Path, cache_dir: str | None = None) -> Dataset:
     """
-    Read all rows of one file with columns.
+    Read all rows of one file with columns; a `UserError` if it is not there, of another type, empty or unreadable.
 
     Of tables in text, words such as "None" and "NA" stay words; quotation marks have no meaning in .tsv.
-
-    Args:
-        path (`str` or `Path`): A file of one of `TABLE_READERS`.
-        cache_dir (`str`, *optional*): Folder for prepared data; by default the cache of the datasets library.
-
-    Raises:
-        UserError: if it is not there, of another type, empty or cannot be read.
     """
     path = Path(path).expanduser()
     kind = path.suffix.lower()

@@ -44,12 +44,7 @@ class Run:
 
 
 def read_runs(path: str | Path) -> dict[str, tuple[str, ...]]:
-    """
-    The arguments of the lines of a file by their `--run_name`, without comments, which begin with `#`.
-
-    Raises:
-        UserError: if the file cannot be read or a line has no name or the name of another.
-    """
+    """The arguments of the lines of a file, without comments, by their `--run_name`, which all must have."""
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     except OSError as error:
@@ -79,10 +74,7 @@ def execute_runs(runs: Sequence[Run], launcher: Sequence[str], title: str, toler
     Start every run that is not finished, one after another; one that fails with the words `tolerated` has no result.
 
     A run whose log has the mark of these very arguments is passed over. Any other script is started, and knows itself
-    whether its folder holds this run, cut short or finished, or another one.
-
-    Raises:
-        UserError: if a run fails; it names the log.
+    whether its folder holds this run, cut short or finished, or another one. A `UserError` names the log of a failure.
     """
     waiting = [run for run in runs if not _is_done(run, tolerated)]
     done = len(runs) - len(waiting)

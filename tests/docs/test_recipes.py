@@ -25,6 +25,7 @@ CONFIGURATION = Path(__file__).parents[2] / "configuration"
 PRETRAINING = (ModelArguments, CorpusArguments, pretrain_mlm.MaskedLMArguments, pretrain_mlm.PretrainingArguments)
 # Recipes that are read behind another one, and which.
 OVERLAYS = {
+    "classification/long_documents.yaml": "classification/base.yaml",
     "glue/compare.yaml": "glue/base.yaml",
     "glue/small_tasks.yaml": "glue/base.yaml",
 }
@@ -123,6 +124,10 @@ def test_fine_tuning_runs_are_the_nine_tasks(monkeypatch):
         assert training.num_train_epochs == (10 if name in ("cola", "stsb", "mrpc", "rte", "wnli") else 4)
 
 
+FINE_TUNING = {
+    "run_glue.py": (run_glue.ARGUMENTS, ["--task_name", "cola"]),
+    "run_classification.py": (run_classification.ARGUMENTS, ["--train_file", "x.txt"]),
+}
 STAGES = {f"{name}, {stage.folder}": stage for name, table in TABLES.items() for stage in table.stages}
 
 
@@ -131,22 +136,26 @@ def test_rows_of_tables_parse_and_restate_nothing(stage):
     shared = stage.recipe()
     recipes = ["--recipe", *(str(CONFIGURATION / path) for path in stage.recipes), "--use_cpu"]
     for row in stage.rows().values():
-        if stage.script == "run_glue.py":
-            required = ["--task_name", "cola"]
-            parse_args(run_glue.ARGUMENTS, [*recipes, *required, *row])
-            given = parse_command(run_glue.ARGUMENTS, argv=[*required, *row]).given
+        if stage.script in FINE_TUNING:
+            arguments, required = FINE_TUNING[stage.script]
+            for case in stage.cases:
+                parse_args(arguments, [*recipes, *required, *case.flags, *row])
+            given = parse_command(arguments, argv=[*required, *row]).given
         else:
             model, _, mlm, _ = parse_args(PRETRAINING, [*recipes, *row])
             build_config(model, 4096, mlm.max_seq_length, 0, 0)
             given = parse_command(PRETRAINING, argv=row).given
         assert not {name for name, value in given.items() if shared.get(name) == value}
         # They are the table's, where it searches rates and has cases of several lengths.
-        assert not stage.learning_rates or not {"learning_rate", "max_steps"} & {*given, *shared}
+        assert not stage.learning_rates or not {"learning_rate", "max_steps"} & {*given}
+        assert not any(case.max_steps for case in stage.cases) or not {"learning_rate", "max_steps"} & {*shared}
 
 
 def test_rows_of_a_second_stage_start_from_those_of_the_first():
-    first, second = TABLES["glue"].stages
-    assert {start_of(row) for row in second.rows().values()} == set(first.rows())
+    for name in ("authorship", "glue"):
+        first, second = TABLES[name].stages
+        assert {start_of(row) for row in second.rows().values()} == set(first.rows())
+        assert all(set(case.rows) <= set(second.rows()) for case in second.cases)
     # What two tables share is run once.
     shared = first.rows().keys() & TABLES["pretraining"].stages[0].rows().keys()
     assert {"SKTformer", "BERT", "ModernBERT"} <= shared

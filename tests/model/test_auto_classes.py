@@ -38,7 +38,7 @@ from modeling_sktformer import (
     available_presets,
     load_preset,
 )
-from modeling_sktformer.attention import draw_permutation
+from modeling_sktformer.sequences import draw_permutation
 from support.builders import HEADS, MODELS, call, make_batch, make_config, make_model, token_outputs
 
 
@@ -53,15 +53,16 @@ AUTO_NAMES = {
 }
 CODE = {
     "attention.py",
-    "chunked_feed_forward.py",
+    "circle.py",
     "configuration_sktformer.py",
-    "dropout.py",
-    "folded_attention.py",
-    "folded_stem.py",
+    "cpu_attention.py",
+    "cpu_dropout.py",
+    "kernels.py",
+    "lengthening.py",
     "losses.py",
-    "minimal_filtering.py",
     "modeling_sktformer.py",
-    "plain_modules.py",
+    "position_batch_norm.py",
+    "sequences.py",
     "smoothing.py",
 }
 WORDS = "[PAD] [UNK] [CLS] [SEP] [MASK] the a cat dog sat ran on mat under tree this example is . good bad".split()
@@ -166,12 +167,15 @@ def test_the_base_model_is_loaded_from_any_head(model_class, tmp_path):
 def expected_landmarks():
     """Each layer's landmarks for `landmark_seed=0`, by the definition."""
     config = make_config()
-    sizes = {"landmark_order": config.max_position_embeddings, "landmark_features": config.head_dim}
-    return {
-        f"layers.{layer_idx}.attention.{name}": draw_permutation(size, 0, layer_idx, name)
-        for layer_idx in range(config.num_hidden_layers)
-        for name, size in sizes.items()
+    layers = range(config.num_hidden_layers)
+    orders = [draw_permutation(config.max_position_embeddings, 0, layer, "landmark_order") for layer in layers]
+    features = {
+        f"encoder.layers.{layer}.attention.landmark_features": draw_permutation(
+            config.head_dim, 0, layer, "landmark_features"
+        )
+        for layer in layers
     }
+    return {"encoder.landmark_order": torch.stack(orders), **features}
 
 
 @pytest.mark.parametrize("seed", [0, 1])
@@ -266,8 +270,8 @@ def test_an_impossible_number_of_landmarks_is_an_error_on_loading(tmp_path):
 # Attention implementations, other architectures
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "flash_attention_2", "flex_attention", {"": "sdpa"}], ids=str)
-def test_only_eager_attention_is_accepted(attention, tmp_path):
+@pytest.mark.parametrize("attention", ["flash_attention_2", "flex_attention", {"": "flash_attention_2"}], ids=str)
+def test_other_attention_implementations_are_refused(attention, tmp_path):
     model = make_float32_model(SKTformerForMaskedLM)
     model.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="SKTformer has no `attn_implementation="):
@@ -281,12 +285,18 @@ def test_only_eager_attention_is_accepted(attention, tmp_path):
     assert model.config._attn_implementation == "eager"
 
 
-def test_eager_attention_can_be_asked_for(tmp_path):
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_eager_and_fused_attention_can_be_asked_for(attention, tmp_path):
     model = make_float32_model(SKTformerForMaskedLM)
+    expected = outputs_of(model)
     model.save_pretrained(tmp_path)
-    model.set_attn_implementation("eager")
-    loaded = AutoModelForMaskedLM.from_pretrained(tmp_path, attn_implementation="eager")
-    assert_equal(outputs_of(loaded), outputs_of(model))
+    loaded = AutoModelForMaskedLM.from_pretrained(tmp_path, attn_implementation=attention)
+    assert loaded.sktformer.encoder.layers[0].attention.is_fused() == (attention == "sdpa")
+    torch.testing.assert_close(outputs_of(loaded), expected)
+    attentions = loaded(**make_inputs(), output_attentions=True).attentions
+    assert all((matrix is None) == (attention == "sdpa") for matrix in attentions)
+    model.set_attn_implementation(attention)
+    assert_equal(outputs_of(model), outputs_of(loaded))
 
 
 @all_models
@@ -314,7 +324,8 @@ def test_half_precision_spares_landmarks_and_statistics(model_class, dtype, tmp_
         buffers, expected = dict(half.named_buffers()), dict(model.named_buffers())
         assert {buffer.dtype for buffer in buffers.values()} == {torch.int64, torch.float32}
         assert_equal(buffers, expected)
-        assert {parameter.dtype for parameter in half.parameters()} == {dtype}
+        for name, parameter in half.named_parameters():
+            assert parameter.dtype == (torch.float32 if name.endswith("filter") else dtype)
         assert all(output.dtype == dtype and output.isfinite().all() for output in outputs_of(half))
     assert_equal(outputs_of(again), outputs_of(loaded))
 
@@ -328,16 +339,17 @@ def test_offloading_to_disk_changes_no_output(offloaded, offload_buffers, tmp_pa
     pytest.importorskip("accelerate", reason="accelerate brings offloaded weights back")
     model = make_float32_model(SKTformerForMaskedLM)
     model.save_pretrained(tmp_path)
-    names = ("sktformer.embeddings", "sktformer.layers.0", "sktformer.final_norm", "head", "decoder")
-    devices = (
-        {"": "disk"} if offloaded == "whole model" else {**dict.fromkeys(names, "cpu"), "sktformer.layers.1": "disk"}
-    )
+    encoder = "sktformer.encoder"
+    names = ("sktformer.embeddings", f"{encoder}.layers.0", f"{encoder}.final_norm", "head", "decoder")
+    devices = {**dict.fromkeys(names, "cpu"), f"{encoder}.landmark_order": "cpu", f"{encoder}.layers.1": "disk"}
+    if offloaded == "whole model":
+        devices = {"": "disk"}
     loaded = AutoModelForMaskedLM.from_pretrained(
         tmp_path, device_map=devices, offload_folder=tmp_path / "offloaded", offload_buffers=offload_buffers
     )
-    attention = loaded.sktformer.layers[1].attention
+    attention = loaded.sktformer.encoder.layers[1].attention
     assert {parameter.device.type for parameter in attention.parameters()} == {"meta"}
-    assert attention.landmark_order.device.type == ("meta" if offload_buffers else "cpu")
+    assert attention.landmark_features.device.type == ("meta" if offload_buffers else "cpu")
     # All columns of keys and values are computed where a weight is brought in for its own layer alone.
     torch.testing.assert_close(outputs_of(loaded), outputs_of(model), rtol=1e-5, atol=1e-5)
 
@@ -367,7 +379,7 @@ def test_adapters_act_like_their_merged_weights(switched_off, projection):
     model = make_model(SKTformerModel, **{switched_off: False} if switched_off else {})
     plain = outputs_of(model)
     merged = copy.deepcopy(model)
-    for layer, merged_layer in zip(model.layers, merged.layers, strict=True):
+    for layer, merged_layer in zip(model.encoder.layers, merged.encoder.layers, strict=True):
         adapter = LowRankAdapter(getattr(layer.attention, projection))
         setattr(layer.attention, projection, adapter)
         setattr(merged_layer.attention, projection, adapter.merge())
@@ -376,7 +388,7 @@ def test_adapters_act_like_their_merged_weights(switched_off, projection):
     assert not torch.allclose(adapted[0], plain[0])
 
     model(**make_inputs()).last_hidden_state.square().sum().backward()
-    for layer in model.layers:
+    for layer in model.encoder.layers:
         assert getattr(layer.attention, projection).up.weight.grad.abs().sum() > 0
 
 

@@ -13,8 +13,9 @@ from modeling_sktformer import (
     SKTformerForSequenceClassification,
     SKTformerModel,
 )
-from modeling_sktformer.attention import draw_permutation, resize_order, select_landmarks
-from modeling_sktformer.smoothing import PositionBatchNorm, extend_positions
+from modeling_sktformer.lengthening import extend_positions, resize_order
+from modeling_sktformer.position_batch_norm import PositionBatchNorm
+from modeling_sktformer.sequences import Landmarks, Sequences, draw_permutation, select_landmarks
 from support.builders import (
     HEADS,
     MODELS,
@@ -186,9 +187,16 @@ def test_no_length_is_special_at_the_default_size(length):
     assert_equal(got, expected)
 
 
+def landmarks_of(order: torch.Tensor, num_landmarks: int, length: int, mask: torch.Tensor | None) -> Landmarks:
+    """The landmarks of a single layer."""
+    sequences = Sequences.from_mask(length, mask, torch.float64)
+    (landmarks,) = select_landmarks(order.unsqueeze(0), num_landmarks, sequences)
+    return landmarks
+
+
 def test_full_sample_is_full_attention():
     model = make_model(SKTformerModel, num_landmark_tokens=16, use_feature_attention=False, num_hidden_layers=1)
-    attention = model.layers[0].attention
+    attention = model.encoder.layers[0].attention
     states = torch.randn(3, 16, 12, dtype=torch.float64)
     mask = torch.arange(16) < torch.tensor([16, 9, 1])[:, None]
     query, key, value = (
@@ -196,8 +204,10 @@ def test_full_sample_is_full_attention():
         for layer in (attention.query, attention.key, attention.value)
     )
     attended = torch.nn.functional.scaled_dot_product_attention(query, key, value, mask[:, None, None])
-    expected = attention.output(attention.token_norm(attended.transpose(1, 2).flatten(2)))
-    got, probabilities = attention(states, mask)
+    expected = attention.out_proj(attention.token_norm(attended.transpose(1, 2).flatten(2)))
+    sequences = Sequences.from_mask(16, mask, torch.float64)
+    landmarks = landmarks_of(model.encoder.landmark_order[0], 16, 16, mask)
+    got, probabilities, _ = attention(states, sequences, landmarks)
     assert_equal(got, expected)
     assert probabilities.shape == (3, 2, 16, 16)
 
@@ -208,13 +218,13 @@ def test_landmarks_are_a_uniform_sample_of_real_tokens(length):
     for seed in range(600):
         order = draw_permutation(16, seed, 0, "landmark_order")
         mask = (torch.arange(16) < length).unsqueeze(0)
-        positions, valid = select_landmarks(order, 4, 16, mask)
+        positions, valid = landmarks_of(order, 4, 16, mask)
         assert valid is not None
         assert valid.all()
         assert len(positions.unique()) == 4
         assert positions.max() < length
         counts[positions[0]] += 1
-        short, _ = select_landmarks(order, 4, length, None)
+        short, _ = landmarks_of(order, 4, length, None)
         assert short.tolist() == positions[0].tolist()
     # Each token is drawn with probability 4 / length; five standard deviations.
     expected = 600 * 4 / length
@@ -223,14 +233,14 @@ def test_landmarks_are_a_uniform_sample_of_real_tokens(length):
 
 def test_a_full_sequence_gets_the_front_of_the_permutation():
     order = draw_permutation(100, 3, 1, "landmark_order")
-    positions, _ = select_landmarks(order, 8, 100, None)
+    positions, _ = landmarks_of(order, 8, 100, None)
     assert positions.tolist() == order[:8].tolist()
 
 
 def test_short_sequences_have_fewer_landmarks():
     order = draw_permutation(16, 0, 0, "landmark_order")
     mask = torch.arange(16) < torch.tensor([0, 3, 16])[:, None]
-    positions, valid = select_landmarks(order, 5, 16, mask)
+    positions, valid = landmarks_of(order, 5, 16, mask)
     assert valid is not None
     assert valid.sum(dim=1).tolist() == [0, 3, 5]
     assert sorted(positions[1, :3].tolist()) == [0, 1, 2]
@@ -262,7 +272,7 @@ def test_batch_norm_skips_positions_without_a_token():
     norm = PositionBatchNorm(make_config()).double().train()
     states = torch.randn(2, 6, 12, dtype=torch.float64)
     mask = torch.arange(6) < torch.tensor([4, 2])[:, None]
-    norm(states, mask)
+    norm(states, Sequences.from_mask(6, mask, torch.float64))
     assert norm.running_mean[:4].all()
     assert not norm.running_mean[4:].any()
     assert (norm.running_var[4:] == 1).all()
@@ -371,7 +381,7 @@ def test_new_positions_enter_the_order_at_random():
     for seed in range(300):
         model = SKTformerModel(make_config(num_hidden_layers=1, landmark_seed=seed))
         model.resize_position_embeddings(32)
-        order = dict(model.named_buffers())["layers.0.attention.landmark_order"].tolist()
+        order = model.encoder.landmark_order[0].tolist()
         assert sorted(order) == list(range(32))
         following += order[0] >= 16 and order[1] == order[0] - 16
     # By chance in 1 of 62 models; five standard deviations above.
@@ -394,10 +404,10 @@ def test_lengthening_there_and_back_is_the_same_model():
     model = make_model(SKTformerForMaskedLM)
     inputs = make_batch([16, 9]).inputs()
     before = model(**inputs).logits
-    order = model.sktformer.layers[0].attention.landmark_order.clone()
+    order = model.sktformer.encoder.landmark_order.clone()
     model.resize_position_embeddings(24)
     model.resize_position_embeddings(16)
-    assert torch.equal(model.sktformer.layers[0].attention.landmark_order, order)
+    assert torch.equal(model.sktformer.encoder.landmark_order, order)
     assert_equal(model(**inputs).logits, before)
 
 

@@ -29,6 +29,7 @@ from experiments.fine_tuning import (
     run_job,
     summarise_trials,
 )
+from experiments.heads import calibrate_head
 from experiments.run_folder import find_checkpoint
 from modeling_sktformer import SKTformerForSequenceClassification
 from support.builders import make_config
@@ -307,6 +308,23 @@ def test_a_search_keeps_all_results_and_the_best_weights(tmp_path):
     ).items()
 
 
+def test_a_smaller_grid_has_the_weights_of_its_own_best(tmp_path, steps):
+    folder, grid = tmp_path / "run", {"search": True, "max_steps": -1, "search_epochs": [1], "search_batch_sizes": [8]}
+    larger = run(folder, search_learning_rates=[1e-4, 1e-1], **grid)
+    rates = [trial["learning_rate"] for trial in larger["trials"]]
+    worse = rates[larger["scores"].index(min(larger["scores"]))]
+    before = len(steps)
+    smaller = run(folder, search_learning_rates=[worse], **grid)
+    assert len(steps) == before + 6  # its weights had been deleted
+    assert smaller["scores"] == [min(larger["scores"])]
+    assert weights(best_trial(folder))
+    assert run(folder, search_learning_rates=[worse], **grid) is None
+    # The larger one's best is there as well.
+    assert run(folder, search_learning_rates=rates, **grid)["scores"] == larger["scores"]
+    assert len(steps) == before + 6
+    assert weights(best_trial(folder))
+
+
 def test_a_search_may_have_a_grid_of_one_cell(tmp_path):
     grid = {"search_epochs": [1], "search_learning_rates": [1e-1], "search_batch_sizes": [8]}
     metrics = run(tmp_path / "run", search=True, max_steps=-1, **grid)
@@ -520,6 +538,35 @@ def test_every_trial_is_a_run_in_trackers(tmp_path, monkeypatch):
     run(tmp_path / "run", seeds=2, run_name="mine")
     run(tmp_path / "one")
     assert ended == ["mine bytes seed 3", "mine bytes seed 4", "bytes seed 3"]
+
+
+def test_a_new_head_begins_where_texts_differ(tmp_path):
+    model, examples = make_job().build_model(), make_examples(64, 1)
+    pooled = []
+    calibrate_head(model, examples, pad, torch.device("cpu"))
+    model.pooler.dense.register_forward_hook(lambda layer, inputs, output: pooled.append(output))
+    model.eval()(**pad(list(examples)))
+    assert torch.allclose(pooled[0].mean(dim=0), torch.zeros(1), atol=1e-4)
+    assert torch.allclose(pooled[0].std(dim=0), torch.ones(1), atol=1e-3)
+    run(tmp_path / "run", calibrate_head=True, learning_rate=0.0)
+    dense = weights(tmp_path / "run")["pooler.dense.weight"]
+    assert dense.std() > 5 * make_config().initializer_range
+    with pytest.raises(UserError, match="calibrate_head: True there, none here"):
+        run(tmp_path / "run", learning_rate=0.0)
+
+
+def test_a_head_may_have_a_rate_of_its_own(tmp_path, cut, monkeypatch):
+    values = {"learning_rate": 0.0, "head_learning_rate": 1e-2}
+    whole = run(tmp_path / "whole", **values)
+    run(tmp_path / "start", learning_rate=0.0)
+    start, end = weights(tmp_path / "start"), weights(tmp_path / "whole")
+    changed = {name.split(".")[0] for name in start if not torch.equal(start[name], end[name])}
+    assert changed == {"pooler", "classifier"}
+    cut(3)
+    with pytest.raises(Stopped):
+        run(tmp_path / "run", **values)
+    monkeypatch.undo()
+    assert losses(run(tmp_path / "run", **values)) == losses(whole)
 
 
 def test_numbers_that_are_none_do_not_reach_the_metrics(tmp_path, monkeypatch):

@@ -2,6 +2,8 @@
 
 import importlib
 import json
+import math
+import random
 import statistics
 import subprocess
 import sys
@@ -20,7 +22,7 @@ from experiments.arguments import UserError
 from experiments.comparisons.stages import Case, Measure, Stage
 from experiments.comparisons.tables import TABLES, Table
 from experiments.glue.tasks import TASKS
-from support.glue_rows import files_below, make_rows, read_metrics, write_tasks
+from support.glue_rows import CUES, files_below, make_rows, read_metrics, write_tasks
 
 
 # A training in no time: rates have an optimum, which differs between rows; above 1 training diverges.
@@ -108,7 +110,7 @@ def test_a_table_is_a_description(make, stage, tmp_path, capsys):
     ours = ["5.000 ± 0.100", "4.900 ± 0.100", "150", "0.001", "0.001"]
     assert cells(text, "ours") == ["1,234,567", *ours]
     assert cells(text, "theirs")[1:3] == ["4.000 ± 0.100", "3.900 ± 0.100"]
-    assert cells(text, "guess") == ["", "6.500", "6.500", "", "", ""]
+    assert cells(text, "guess") == ["-", "6.500", "6.500", "-", "-", "-"]
     assert "\nBest: loss, short theirs (not ours); loss, long theirs (not ours); step (ms) ours (ours).\n" in text
     assert "the one of 0.001, 0.01, 0.1 with the lowest evaluation loss under seed 100" in text
     assert "at the edge of these: ours 100, theirs 100, ours 200, theirs 200." in text
@@ -202,7 +204,7 @@ def test_a_second_stage_starts_from_the_runs_of_the_first(make, stage, tmp_path)
         (["--seeds", 1], "--seeds 1: give two or more"),
         (["--seeds", 1, 1], "--seeds 1 1: give two or more"),
         (["--seeds", 1, 100], "100 is the seed that chooses"),
-        (["--search_steps", 0], "--search_steps 0"),
+        (["--search_steps", 0], "--search_steps is 0"),
         (["--data_dir", "x"], "The table test takes no --data_dir"),
         (["--learning_rate", 1], "unrecognized|--learning_rate"),
     ],
@@ -290,6 +292,69 @@ def test_models_are_pre_trained_and_fine_tuned_alike(tmp_path, monkeypatch, in_p
     assert cells(markdown, "majority")[3] == "0.00"
     assert "at all positions: every row." in markdown
     assert (tmp_path / "results" / "glue.png").read_bytes().startswith(b"\x89PNG")
+    before = files_below(tmp_path / "out")
+    reproduce.main()
+    assert files_below(tmp_path / "out") == before
+
+
+def test_books_are_attributed_to_their_authors(tmp_path, monkeypatch):
+    monkeypatch.setattr(runs.subprocess, "run", run_in_process)
+    choose = random.Random(0)
+    for part, titles in (("train", ("one", "two")), ("test", ("three",))):
+        (tmp_path / part).mkdir()
+        for number, author in enumerate(("austen", "poe")):
+            for title in titles:
+                words = choose.choices(["the", "river", "house", CUES[number], CUES[number]], k=150)
+                (tmp_path / part / f"{author}_{title}.txt").write_text(" ".join(words))
+    shared = {"use_cpu": True, "save_strategy": "no", "disable_tqdm": True, "eval_strategy": "no"}
+    small = "hidden_size=32,intermediate_size=32"
+    files = {
+        "first.yaml": yaml.safe_dump(
+            {**shared, "config_name": "sktformer-tiny", "max_seq_length": 32, "document_unit": "file", "max_steps": 2}
+            | {"validation_fraction": 0.25}
+        ),
+        "second.yaml": yaml.safe_dump({**shared, "max_steps": 4, "calibrate_head": True}),
+        "first.txt": f"--run_name ours --config_overrides {small}\n"
+        f"--run_name untrained --max_steps 1 --learning_rate 0 --config_overrides {small}\n"
+        f"--run_name BERT --model_type bert --config_overrides {small}\n",
+        "second.txt": "--run_name ours --model_name_or_path ours --config_overrides classifier_pooling=mean "
+        "--baseline tfidf\n--run_name scratch --model_name_or_path untrained\n"
+        "--run_name BERT --model_name_or_path BERT\n",
+    }
+    for name, content in files.items():
+        (tmp_path / name).write_text(content)
+    table = TABLES["authorship"]
+    short, long = table.stages[1].cases
+    stages = [
+        replace(stage, runs=str(tmp_path / f"{name}.txt"), recipes=(str(tmp_path / f"{name}.yaml"),))
+        for stage, name in zip(table.stages, ("first", "second"), strict=True)
+    ]
+    cases = (
+        replace(short, flags=(*short.flags, "--excerpt_length", "32")),
+        replace(long, flags=(*long.flags, "--excerpt_length", "64"), rows=("ours",)),
+    )
+    stages[1] = replace(stages[1], cases=cases, learning_rates=(1e-2,))
+    # What other tables say of a recipe is not in these short ones.
+    monkeypatch.setitem(TABLES, "authorship", replace(table, text="{data}.", stages=tuple(stages)))
+    flags = ["--train_file", tmp_path / "train" / "*.txt", "--test_file", tmp_path / "test" / "*.txt"]
+    flags += ["--cache_dir", tmp_path / "cache", "--vocab_size", 60, "--seeds", 0, 1]
+    flags += ["--output_dir", tmp_path / "out", "--results_dir", tmp_path / "results"]
+    monkeypatch.setattr(sys, "argv", ["reproduce.py", "authorship", *map(str, flags)])
+    reproduce.main()
+    markdown = (tmp_path / "results" / "authorship.md").read_text()
+    columns = [f"{what} right (%), {case.title}" for what in ("excerpts", "books") for case in (short, long)]
+    rates = [f"learning rate, {case.title}" for case in (short, long)]
+    assert cells(markdown, "") == ["parameters", "pre-training loss", *columns, *rates]
+    assert cells(markdown, "TF-IDF")[2:6] == ["100.0"] * 4
+    assert [cell == "-" for cell in cells(markdown, "BERT")] == [False, False, False, True] + [False, True] * 2
+    out = tmp_path / "out" / "authorship"
+    tuned = out / "fine-tuning" / "ours-4096-0.01-1"
+    results = json.loads((tuned / "report.json").read_text())["test, this model"]
+    assert {f"test_{name}": value for name, value in results.items()}.items() <= read_metrics(tuned).items()
+    assert AutoConfig.from_pretrained(tuned).max_position_embeddings == 64
+    untrained = read_metrics(out / "pretraining" / "untrained-1")
+    assert untrained["eval_loss"] == pytest.approx(math.log(60), abs=0.3)  # it answers alike with every word
+    assert (out / "tokenizer-60").is_dir()
     before = files_below(tmp_path / "out")
     reproduce.main()
     assert files_below(tmp_path / "out") == before

@@ -136,6 +136,10 @@ def test_parts_of_their_own_give_predictions_confusions_and_a_report(run, files,
     right = sum(row["prediction"] == row["label"] for row in rows)
     assert results["test, this model"]["accuracy"] == right / len(rows) > 0.6
     assert results["test, TF-IDF"]["accuracy"] == 1.0
+    everything = json.loads((folder / "all_results.json").read_text())
+    assert everything["test_accuracy"] == read_metrics(folder)["test_accuracy"] == right / len(rows)
+    assert everything["eval_accuracy"] == read_metrics(folder)["eval_accuracy"]
+    assert read_metrics(folder)["test_baselines"]["TF-IDF"] == results["test, TF-IDF"]
     assert read_metrics(folder)["baselines"]["TF-IDF"] == results["validation, TF-IDF"]
     assert (folder / "report.md").read_text() in capfd.readouterr().out
     assert (folder / "test_confusion.png").is_file()
@@ -246,6 +250,9 @@ def test_a_trained_model_evaluates_and_predicts_alone_as_pipelines_do(run, files
     with pytest.raises(UserError, match="holds predictions; choose another --output_dir, or pass --overwrite"):
         run("--test_file", files / "unlabelled.csv", "--do_predict", model=trained)
     run("--test_file", files / "unlabelled.csv", "--do_predict", "--overwrite", model=trained)
+    run("--test_file", files / "test.csv", "--do_predict", "--overwrite", model=trained)
+    assert json.loads((folder / "all_results.json").read_text())["test_accuracy"] > 0.6
+    assert not (folder / "metrics.json").exists()  # nothing was trained or evaluated that could be finished
     other = write_table(tmp_path / "other.csv", {"text": ["the cat"] * 2, "label": ["Green", "yellow"]})
     with pytest.raises(UserError, match=r"has the label `yellow`; known are `Green`, `Red, or so`, `blue`\."):
         run("--validation_file", other, "--do_eval", "--output_dir", tmp_path / "other", model=trained)

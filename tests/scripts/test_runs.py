@@ -98,6 +98,21 @@ def test_what_may_have_changed_is_asked_for_again(make_run, tmp_path):
     assert run.log.read_text().count("--output_dir") == 10  # logs of earlier starts are kept
 
 
+@pytest.mark.parametrize("flag", ["--recipe={}", "--train_file={}/*.txt", "--model_name_or_path={}"])
+def test_files_behind_an_equals_sign_are_looked_at(make_run, tmp_path, flag):
+    folder = tmp_path / "text"
+    folder.mkdir()
+    file = folder / "a.txt"
+    file.write_text("x")
+    run = make_run("a", flag.format(file if "recipe" in flag else folder))
+    execute(run)
+    execute(run)
+    assert count(run) == 1
+    os.utime(file, ns=(1, 1))
+    execute(run)
+    assert count(run) == 2
+
+
 def test_failures_name_their_reason_and_their_log(make_run):
     broken = make_run("c", "--fail")
     with pytest.raises(UserError, match=r"c failed \(script.py: error: it is broken\).*c\.log"):

@@ -39,6 +39,7 @@ def make_config(**overrides) -> SKTformerConfig:
         "num_segments": 3,
         "num_landmark_tokens": 5,
         "num_landmark_features": 4,
+        "smoother_norm": "batch_norm",
         "hidden_dropout_prob": 0.0,
         "attention_probs_dropout_prob": 0.0,
         "smoother_dropout_prob": 0.0,

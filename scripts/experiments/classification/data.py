@@ -4,14 +4,14 @@ import glob
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from datasets import Dataset, load_dataset
 from transformers import PreTrainedTokenizerBase
 
-from experiments.arguments import UserError, one_line
+from experiments.arguments import UserError, flag, one_line, require_at_least
 from experiments.classification.excerpts import cut_excerpts, hold_out, spread
 from experiments.classification.labels import SINGLE, Problem, find_kind, find_labels, format_names, read_labels
 from experiments.loading import explained_errors, read_table_file
@@ -23,56 +23,55 @@ _SPLITS = {"train": ("train",), "validation": ("validation", "valid", "val", "de
 _WRITTEN = {"prediction", "probability", "excerpt", "excerpts"}  # columns of the files of predictions
 
 
-def _flag(help_text: str, default: Any = None) -> Any:
-    return field(default=default, metadata={"help": help_text})
-
-
 @dataclass
 class TextArguments:
     """The texts and their labels."""
 
-    train_file: list[str] | None = field(default=None, metadata={"help": f"Training data: {_FILES}."})
-    validation_file: list[str] | None = field(
-        default=None, metadata={"help": "Likewise for evaluation; without it a part of the training data is held out."}
+    train_file: list[str] | None = flag(None, f"Training data: {_FILES}.")
+    validation_file: list[str] | None = flag(
+        None, "Likewise for evaluation; without it a part of the training data is held out."
     )
-    test_file: list[str] | None = field(default=None, metadata={"help": "Likewise to predict, labelled or not."})
-    dataset_name: str | None = _flag("Data set of the Hub, in place of files.")
-    dataset_config_name: str | None = _flag("Its configuration.")
-    dataset_revision: str | None = _flag("Its commit, tag or branch.")
-    cache_dir: str | None = _flag("Folder for prepared data; by default the cache of the datasets library.")
-    text_column: str | None = _flag("Column of texts; by default found by its name or as the only one.")
-    text_pair_column: str | None = _flag("Column of the second texts of pairs.")
-    label_column: str | None = _flag("Column of labels; by default found by its name.")
-    label_separator: str | None = _flag("What stands between the labels of a row that has several, such as `,`.")
-    label_from_file_name: str | None = _flag(
+    test_file: list[str] | None = flag(None, "Likewise to predict, labelled or not.")
+    dataset_name: str | None = flag(None, "Data set of the Hub, in place of files.")
+    dataset_config_name: str | None = flag(None, "Its configuration.")
+    dataset_revision: str | None = flag(None, "Its commit, tag or branch.")
+    cache_dir: str | None = flag(None, "Folder for prepared data; by default the cache of the datasets library.")
+    text_column: str | None = flag(None, "Column of texts; by default found by its name or as the only one.")
+    text_pair_column: str | None = flag(None, "Column of the second texts of pairs.")
+    label_column: str | None = flag(None, "Column of labels; by default found by its name.")
+    label_separator: str | None = flag(None, "What stands between the labels of a row that has several, such as `,`.")
+    label_from_file_name: str | None = flag(
+        None,
         "Regular expression whose first group is the label in the name of a .txt file, such as `^([^_]+)_`; with a / "
-        "in it, in the whole path: `([^/]+)/[^/]+$` where each label has a folder."
+        "in it, in the whole path: `([^/]+)/[^/]+$` where each label has a folder.",
     )
-    problem_type: Literal["auto", "single_label_classification", "multi_label_classification", "regression"] = _flag(
-        "What to predict; by default what the labels look like.", "auto"
+    problem_type: Literal["auto", "single_label_classification", "multi_label_classification", "regression"] = flag(
+        "auto", "What to predict; by default what the labels look like."
     )
-    validation_fraction: float = _flag("Share of each label's training data to hold out without validation data.", 0.1)
-    split_seed: int = _flag("Seed of what is held out, whichever --seed trains.", 0)
-    max_seq_length: int | None = _flag(
+    validation_fraction: float = flag(0.1, "Share of each label's training data to hold out without validation data.")
+    split_seed: int = flag(0, "Seed of what is held out, whichever --seed trains.")
+    max_seq_length: int | None = flag(
+        None,
         "Longest input in tokens, special ones included. By default that of an excerpt, or 512 if the checkpoint "
-        "takes as many; more than it takes lengthens it."
+        "takes as many; more than it takes lengthens it.",
     )
-    pad_to_max_length: bool = _flag("Pad every input to --max_seq_length, and not to the longest of its batch.", False)
-    excerpt_length: int | None = _flag("Cut every text into consecutive excerpts of this many tokens.")
-    max_excerpts_per_document: int | None = _flag("Keep only this many excerpts of a text, spread evenly over it.")
-    max_train_samples: int | None = _flag("Train on so many examples, spread evenly over all.")
-    max_eval_samples: int | None = _flag("Likewise for evaluation.")
-    max_predict_samples: int | None = _flag("Likewise for prediction.")
-    preprocessing_num_workers: int | None = _flag("Processes that tokenize.")
-    baseline: Literal["tfidf"] | None = _flag("tfidf: measure a linear model of words and pairs of words, too.")
+    pad_to_max_length: bool = flag(False, "Pad every input to --max_seq_length, and not to the longest of its batch.")
+    excerpt_length: int | None = flag(None, "Cut every text into consecutive excerpts of this many tokens.")
+    max_excerpts_per_document: int | None = flag(
+        None, "Keep only this many excerpts of a text, spread evenly over it."
+    )
+    max_train_samples: int | None = flag(None, "Train on so many examples, spread evenly over all.")
+    max_eval_samples: int | None = flag(None, "Likewise for evaluation.")
+    max_predict_samples: int | None = flag(None, "Likewise for prediction.")
+    preprocessing_num_workers: int | None = flag(None, "Processes that tokenize.")
+    baseline: Literal["tfidf"] | None = flag(None, "tfidf: measure a linear model of words and pairs of words, too.")
 
     def __post_init__(self) -> None:
         if bool(self.inputs()) == bool(self.dataset_name):
             raise UserError("Give the texts either by --train_file (and the like) or by --dataset_name.")
-        for name, value in vars(self).items():
-            least = 8 if name.endswith("_length") else 1
-            if name.startswith(("max_", "excerpt_", "preprocessing_")) and value is not None and value < least:
-                raise UserError(f"--{name} is {value}; it must be at least {least}.")
+        require_at_least(8, self, "max_seq_length", "excerpt_length")
+        limits = ("max_train_samples", "max_eval_samples", "max_predict_samples")
+        require_at_least(1, self, *limits, "max_excerpts_per_document", "preprocessing_num_workers")
         if not 0 < self.validation_fraction < 1:
             raise UserError(f"--validation_fraction is {self.validation_fraction:g}; it must lie between 0 and 1.")
         if self.text_pair_column and not self.text_column:
@@ -136,16 +135,10 @@ def load_texts(
     arguments: TextArguments, wanted: Sequence[str], tokenizer: PreTrainedTokenizerBase, known: Problem | None = None
 ) -> TextData:
     """
-    Read the parts that a run needs.
+    Read the parts that a run has `wanted`, of `train`, `validation` (which may be held out of the first) and `test`.
 
-    Args:
-        arguments ([`TextArguments`]): Where they are and how they are cut.
-        wanted (sequence of `str`): `train`, `validation`, `test`; the second may be held out of the first.
-        tokenizer (`PreTrainedTokenizerBase`): By whose tokens excerpts are cut.
-        known ([`labels.Problem`], *optional*): What the checkpoint predicts, where nothing is trained.
-
-    Raises:
-        UserError: if something cannot be found, read or understood, in one line that says where.
+    Excerpts are cut by the tokens of a tokenizer. What the checkpoint predicts is `known` where nothing is trained.
+    Raises a `UserError` if something cannot be found, read or understood, in one line that says where.
     """
     sources = _read_sources(arguments, wanted)
     first, rows = next(iter(sources.values()))
@@ -181,10 +174,10 @@ def find_columns(
     """The columns of text and the column of labels: named by flags, or plain from their own names."""
     there = rows.column_names
     has = f"{source} has {format_names(there)}."
-    given = {flag: getattr(arguments, flag) for flag in ("text_column", "text_pair_column", "label_column")}
-    for flag, name in given.items():
-        if name is not None and name not in there and (flag != "label_column" or label_needed):
-            raise UserError(f"--{flag} {name}: there is no such column; {has}")
+    given = {column: getattr(arguments, column) for column in ("text_column", "text_pair_column", "label_column")}
+    for column, name in given.items():
+        if name is not None and name not in there and (column != "label_column" or label_needed):
+            raise UserError(f"--{column} {name}: there is no such column; {has}")
     text, pair, label = given.values()
     labels = [label] if label else [name for name in ("label", "labels") if name in there]
     if len(labels) != 1 and label_needed:
@@ -216,32 +209,32 @@ def _read_sources(arguments: TextArguments, wanted: Sequence[str]) -> dict[str, 
     return found
 
 
-def _read_files(flag: str, patterns: Sequence[str], arguments: TextArguments) -> tuple[str, Dataset]:
+def _read_files(given_by: str, patterns: Sequence[str], arguments: TextArguments) -> tuple[str, Dataset]:
     """The rows of a table or of .txt files, with what to call them."""
     expanded = [str(Path(pattern).expanduser()) for pattern in patterns]
     files = [file for pattern in expanded for file in sorted(glob.glob(pattern, recursive=True)) or [pattern]]
     if all(file.endswith(".txt") for file in files):
-        rows = _read_text_files(flag, files, arguments.label_from_file_name)
+        rows = _read_text_files(given_by, files, arguments.label_from_file_name)
         return f"{Path(files[0]).parent} ({len(files)} .txt files)", rows
     if len(files) > 1 or arguments.label_from_file_name:
-        raise UserError(f"{flag} {files[0]}: give one table, or .txt files, which --label_from_file_name is for.")
+        raise UserError(f"{given_by} {files[0]}: give one table, or .txt files, which --label_from_file_name is for.")
     return files[0], read_table_file(files[0], arguments.cache_dir)
 
 
-def _read_text_files(flag: str, files: list[str], expression: str | None) -> Dataset:
+def _read_text_files(given_by: str, files: list[str], expression: str | None) -> Dataset:
     """A row for each file: its path, its text and, if an expression finds it there, its label."""
     texts, labels = [], []
     for file in files:
         try:
             texts.append(Path(file).read_text(encoding="utf-8-sig"))
         except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"{flag} {file} cannot be read as UTF-8 text: {one_line(error)}.") from error
+            raise UserError(f"{given_by} {file} cannot be read as UTF-8 text: {one_line(error)}.") from error
         name = Path(file).resolve().as_posix() if expression and "/" in expression else Path(file).name
         found = re.search(expression, name) if expression else None
-        if expression and not found and flag != "--test_file":
+        if expression and not found and given_by != "--test_file":
             raise UserError(f"--label_from_file_name {expression} finds no label in {name}; change it.")
         if not texts[-1].strip():
-            raise UserError(f"{flag} {file} is empty; leave it out.")
+            raise UserError(f"{given_by} {file} is empty; leave it out.")
         labels.append(found.group(1) if found else None)
     return Dataset.from_dict({"file": files, "text": texts} | ({"label": labels} if any(labels) else {}))
 

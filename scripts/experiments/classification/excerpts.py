@@ -19,11 +19,9 @@ def cut_excerpts(
     texts: Iterable[str], tokenizer: PreTrainedTokenizerBase, length: int, limit: int | None
 ) -> list[list[str]]:
     """
-    Cut texts between words into consecutive excerpts of `length` tokens, special ones included, and keep `limit`.
+    Cut each text between words into consecutive excerpts of `length` tokens, special ones included, and keep `limit`.
 
-    Returns:
-        `list` of `list` of `str`: the excerpts of each text. A last one of less than half the length is left out
-        unless it is the only one.
+    A last excerpt of less than half the length is left out unless it is the only one.
     """
     room = length - tokenizer.num_special_tokens_to_add()
     documents = []
@@ -48,13 +46,10 @@ def hold_out(
     labels: Sequence[Hashable], documents: Sequence[int], fraction: float, seed: int
 ) -> tuple[list[int], list[int], str]:
     """
-    Hold out a share of every label's documents, at least one.
+    Hold out a share of every label's documents, at least one; of documents that are cut into excerpts the last ones
+    of each where a label has fewer than five: a whole one would be too large a share of what there is to learn from.
 
-    Of documents that are cut into excerpts it is the last excerpts of each where a label has fewer than five: a whole
-    one would be too large a share of what there is to learn from.
-
-    Returns:
-        `tuple`: the places of the examples to train on, those of the examples held out, and words that say how.
+    Gives the places of the examples to train on, those of the examples held out, and words that say how.
     """
     examples: dict[int, list[int]] = {}
     groups: dict[Hashable, list[int]] = {}

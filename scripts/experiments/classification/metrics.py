@@ -70,11 +70,8 @@ def compute_metrics(problem: Problem, documents: Sequence[int], prediction: Eval
 
 def measure_baselines(data: TextData, with_tfidf: bool) -> dict[str, dict[str, dict[str, float]]]:
     """
-    What a model is to be compared with, learned from the training part and measured on the others.
-
-    Returns:
-        `dict`: part to name to metrics: of the commonest labels, or the mean, whatever the text is, and of a linear
-        model of the words and pairs of words, weighted by TF-IDF.
+    What a model is to be compared with, by part and name, learned from the training part and measured on the others:
+    the commonest labels, or the mean, for every text, and a linear model of words and pairs of words.
     """
     problem, train = data.problem, data.parts.get("train")
     others = {name: part for name, part in data.parts.items() if name != "train" and part.labels is not None}

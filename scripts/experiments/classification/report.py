@@ -12,22 +12,19 @@ from sklearn.metrics import confusion_matrix
 from experiments.classification.data import TextArguments, TextData
 from experiments.classification.labels import MULTI, SINGLE, Problem, format_names
 from experiments.classification.metrics import METRICS, average_documents, decide
-from experiments.model_card import CardFacts, format_scores, write_card
+from experiments.classifier_card import example_input, write_classifier_card
+from experiments.model_card import format_scores
 from experiments.plots import plot_confusion_matrix
-from experiments.results import write_atomically
+from experiments.results import read_json, write_atomically, write_json
+from experiments.run_folder import METRICS_FILE
 
 
 def write_answers(folder: Path, data: TextData, name: str, chances: np.ndarray) -> None:
     """
-    Write what a model answers to a part.
+    Write what a model answers to a part, of which [`metrics.probabilities`] gives the `chances`.
 
     Of the test part `predictions.csv`: its rows with predictions; of excerpts `documents.csv`, too. Of a part with
     single labels `confusion.csv` and `confusion.png`: how often each label (rows) was taken for each (columns).
-
-    Args:
-        folder (`Path`): Where to.
-        data ([`data.TextData`]), name (`str`): What was read, and which part of it was predicted.
-        chances (`np.ndarray` of shape `(num_examples, num_labels)`): What [`metrics.probabilities`] gives.
     """
     part, problem = data.parts[name], data.problem
     if part.labels is not None and problem.kind == SINGLE:
@@ -56,30 +53,37 @@ def format_results(results: Mapping[str, Mapping[str, float]]) -> str:
     return format_scores({row: {key: f"{value:.4f}" for key, value in v.items()} for row, v in results.items()})
 
 
+def record_test_scores(folder: Path, results: Mapping[str, Mapping[str, float]]) -> None:
+    """Add what was measured on the test part, if it has labels, to the run's metrics."""
+    scores = {row.removeprefix("test, "): values for row, values in results.items() if row.startswith("test, ")}
+    if not scores:
+        return
+    found = {f"test_{name}": value for name, value in scores.pop("this model").items()}
+    for name, added in (("all_results.json", found), (METRICS_FILE, found | {"test_baselines": scores})):
+        known = read_json(folder / name) if (folder / name).is_file() else {}
+        # Metrics without a training or an evaluation would make a finished run of a prediction.
+        if known | added != known and (known or name != METRICS_FILE):
+            write_json(folder / name, known | added)
+
+
 def write_text_card(
     data: TextData, texts: TextArguments, folder: Path, metrics: dict[str, Any], arguments: dict[str, Any]
 ) -> None:
     """Write the model card of a trial."""
     kind, source = data.problem.kind, texts.dataset_name or Path(data.parts["train"].source).name
     names = (*METRICS[kind], f"document_{METRICS[kind][0]}")
-    scores = {name: metrics[f"eval_{name}"] for name in names if f"eval_{name}" in metrics}
-    facts = CardFacts(
-        title=str(arguments.get("hub_model_id") or folder.resolve().name),
+    write_classifier_card(
+        *(folder, metrics, arguments),
         script="run_classification.py",
-        pipeline_tag="text-classification",
-        description=f"`{metrics['started_from']}`, a model of type `{metrics['model_type']}` with "
-        f"{metrics['parameters']:,} parameters, fine-tuned on {source} with seed {metrics['seed']}. It answers with "
-        f"{format_names(data.problem.labels, 50) or 'a number'} ({kind.replace('_', ' ')}).",
-        example='{"text": "One text.", "text_pair": "Another text."}' if len(data.columns) == 2 else '"One text."',
-        scores=scores,
-        results=format_results({"this model": scores, **metrics["baselines"]}),
+        learned=source,
+        answers=f"{format_names(data.problem.labels, 50) or 'a number'} ({kind.replace('_', ' ')})",
+        example=example_input(data.columns),
+        scores={name: metrics[f"eval_{name}"] for name in names if f"eval_{name}" in metrics},
+        others=metrics["baselines"],
         evaluated_on=f"{metrics['eval_samples']:,} examples ({data.held_out or 'given for evaluation'})",
-        picture="curve.png",
-        picture_title="Loss and score",
         datasets=(texts.dataset_name,) if texts.dataset_name else (),
         base_model=arguments.get("model_name_or_path"),
     )
-    write_card(folder, facts, metrics, arguments)
 
 
 def _answers(problem: Problem, chances: np.ndarray) -> Iterator[list]:

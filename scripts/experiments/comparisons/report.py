@@ -3,8 +3,6 @@
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import reduce
-from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +65,7 @@ def write_table(
         *(f"# {table.title}", "", table.text.format(*recipes, data=_describe_data(given)), ""),
         *format_table(
             ["", *(column.title for column in columns)],
-            [[row, *(column.cell(row) for column in columns)] for row in names],
+            [[row, *(column.cell(row) or "-" for column in columns)] for row in names],
         ),
         "",
         f"Best: {'; '.join(best)}.",
@@ -90,17 +88,21 @@ def _build_columns(stage: Stage, outcomes: Outcomes, sources: Mapping[str, str])
     for measure in stage.measures:
         together = measure.pooled or len(stage.cases) == 1
         for cases in [stage.cases] if together else [(case,) for case in stage.cases]:
-            values: dict[str, list[float]] = {}
-            for row, source in sources.items():
-                metrics = [m for case in cases for m in outcomes[source, case.key].metrics]
-                # A run that was resumed behind its last step has measured no time.
-                values[row] = [measure.factor * m[measure.key] for m in metrics if measure.key in m]
-                if measure.pooled and values[row]:
-                    values[row] = [statistics.median(values[row])]
+            runs = {
+                row: [
+                    m for case in cases if (source, case.key) in outcomes for m in outcomes[source, case.key].metrics
+                ]
+                for row, source in sources.items()
+            }
+            # A run that was resumed behind its last step has measured no time.
+            values = {row: [m[measure.key] for m in metrics if measure.key in m] for row, metrics in runs.items()}
+            if measure.pooled:
+                values = {row: [statistics.median(of_row)] for row, of_row in values.items() if of_row}
             if measure.baseline:
                 row, key = measure.baseline
-                value: Any = reduce(getitem, key.split("."), metrics[0])
-                values[row] = [measure.factor * value]
+                found = [_look_up(metrics, key) for of_row in runs.values() for metrics in of_row]
+                values[row] = [value for value in found if value is not None][:1]
+            values = {row: [measure.factor * value for value in of_row] for row, of_row in values.items()}
             title = ", ".join(filter(None, [measure.title, "" if together else cases[0].title]))
             columns.append(Column(title, measure, {row: of_row for row, of_row in values.items() if of_row}))
     if stage.has_mean:
@@ -109,9 +111,17 @@ def _build_columns(stage: Stage, outcomes: Outcomes, sources: Mapping[str, str])
         means = {row: [statistics.mean(seed) for seed in of_row] for row, of_row in seeds.items()}
         columns.append(Column("mean", stage.measures[-1], means))
     for case in stage.cases if stage.learning_rates else ():
-        rates = {row: [outcomes[source, case.key].rate or 0.0] for row, source in sources.items()}
+        run = {row: outcomes[source, case.key] for row, source in sources.items() if (source, case.key) in outcomes}
+        rates = {row: [outcome.rate or 0.0] for row, outcome in run.items()}
         columns.append(Column(f"learning rate, {case.title}", Measure("", "", format="g"), rates))
     return [column for column in columns if column.values]
+
+
+def _look_up(metrics: Any, key: str) -> float | None:
+    """A value by its names from outside to inside, with points between them; None if it was not measured."""
+    for name in key.split("."):
+        metrics = (metrics or {}).get(name)
+    return metrics
 
 
 def _describe_data(given: Mapping[str, Any]) -> str:
@@ -165,7 +175,8 @@ def _plot(name: str, table: Table, columns: Sequence[Column], outcomes: Outcomes
     links = []
     for case in stage.cases:
         file = f"{name}-{case.key}.png" if len(stage.cases) > 1 else f"{name}.png"
-        histories = {row: [metrics["history"] for metrics in outcomes[row, case.key].metrics] for row in rows}
+        measured = {row: outcomes[row, case.key].metrics for row in rows if (row, case.key) in outcomes}
+        histories = {row: [metrics["history"] for metrics in of_row] for row, of_row in measured.items()}
         curves = {
             row: [sorted({e["step"]: e["eval_loss"] for e in h if "eval_loss" in e}.items()) for h in of_row]
             for row, of_row in histories.items()

@@ -2,11 +2,11 @@
 
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import MISSING, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from experiments.arguments import CONFIGURATION, UserError, load_recipe, recipe_to_flags
+from experiments.arguments import CONFIGURATION, UserError, flag, load_recipe, recipe_to_flags, require_at_least
 from experiments.results import read_json
 from experiments.run_folder import METRICS_FILE
 from experiments.runs import Run, choose_launcher, execute_runs, read_runs
@@ -19,20 +19,16 @@ SEARCH_SEED = 100  # chooses learning rates and is counted in no table
 class ComparisonArguments:
     """How a table is run."""
 
-    table: str = field(metadata={"help": "The table; written first, it needs no flag."})
-    data_dir: str | None = field(default=None, metadata={"help": "Local folder of the tasks' data."})
+    table: str = flag(MISSING, "The table; written first, it needs no flag.")
+    data_dir: str | None = flag(None, "Local folder of the tasks' data.")
+    test_file: list[str] | None = flag(None, "Labelled texts by which nothing is chosen.")
     seeds: list[int] = field(default_factory=lambda: [0, 1, 2], metadata={"help": "Every row is run with each."})
-    learning_rates: list[float] | None = field(
-        default=None, metadata={"help": "Every row gets the best of these, by default of the table's."}
-    )
-    search_steps: int | None = field(default=None, metadata={"help": "Steps that choose it, by default the table's."})
-    vocab_size: int = field(default=4096, metadata={"help": "Size of the tokenizer that all pre-trainings share."})
-    run_flags: str = field(default="", metadata={"help": "Further flags of all training runs, in quotes."})
-    launcher: str | None = field(
-        default=None,
-        metadata={"help": "Starts runs: by default python, on several GPUs accelerate launch. In quotes."},
-    )
-    output_dir: str = field(default="runs/reproduce", metadata={"help": "Folder of the runs, shared by all tables."})
+    learning_rates: list[float] | None = flag(None, "Every row gets the best of these, by default of the table's.")
+    search_steps: int | None = flag(None, "Steps that choose it, by default the table's.")
+    vocab_size: int = flag(4096, "Size of the tokenizer that all pre-trainings share.")
+    run_flags: str = flag("", "Further flags of all training runs, in quotes.")
+    launcher: str | None = flag(None, "Starts runs: by default python, on several GPUs accelerate launch. In quotes.")
+    output_dir: str = flag("runs/reproduce", "Folder of the runs, shared by all tables.")
 
     def __post_init__(self) -> None:
         if len(self.seeds) < 2 or len({*self.seeds, SEARCH_SEED}) <= len(self.seeds):
@@ -40,8 +36,7 @@ class ComparisonArguments:
                 f"--seeds {' '.join(map(str, self.seeds))}: give two or more, each once, for a standard deviation; "
                 f"{SEARCH_SEED} is the seed that chooses learning rates."
             )
-        if self.search_steps is not None and self.search_steps < 1:
-            raise UserError(f"--search_steps {self.search_steps} must be at least 1.")
+        require_at_least(1, self, "search_steps")
 
 
 @dataclass(frozen=True)
@@ -54,9 +49,7 @@ class Measure:
     format: str = ".3f"
     factor: float = 1.0  # times what the metrics say
     pooled: bool = False  # one column for all cases, with the median: for times
-    baseline: tuple[str, str] | None = (
-        None  # a row that is not run: its name, and its key in the metrics of the others
-    )
+    baseline: tuple[str, str] | None = None  # a row that is not run: its name, its key in the metrics of the others
 
 
 @dataclass(frozen=True)
@@ -67,6 +60,7 @@ class Case:
     name: str = ""  # in the names of folders
     flags: tuple[str, ...] = ()
     max_steps: int | None = None  # where no recipe says it
+    rows: tuple[str, ...] = ()  # the only ones that can be run on it; by default all
 
     @property
     def key(self) -> str:
@@ -121,10 +115,8 @@ def run_stages(stages: Sequence[Stage], given: Mapping[str, Any], arguments: Com
     Run what is not finished of a table, with the flags of data that were `given`.
 
     In a second stage `--model_name_or_path NAME` stands for the run of that row of the first with the same seed; rows
-    of the first that none starts from are not run.
-
-    Raises:
-        UserError: if a run fails, a row diverges at every rate, or a row starts from one that is not there.
+    of the first that none starts from are not run. Raises a `UserError` if a run fails, a row diverges at every rate,
+    or a row starts from one that is not there.
     """
     outcomes: list[Outcomes] = [{}]
     for number, stage in enumerate(stages):
@@ -148,7 +140,7 @@ class _StageRuns:
     def run(self) -> Outcomes:
         """Choose learning rates; then run all rows with the first seed, all with the second, and so on."""
         rates = self.stage.learning_rates and (self.arguments.learning_rates or self.stage.learning_rates)
-        cells = [(name, case) for case in self.stage.cases for name in self.rows]
+        cells = [(name, case) for case in self.stage.cases for name in self.rows if name in (case.rows or self.rows)]
         tried = {
             (name, case.key): {
                 rate: self.plan(name, replace(case, max_steps=self.arguments.search_steps or case.max_steps), rate)

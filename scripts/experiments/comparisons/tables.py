@@ -20,6 +20,7 @@ class Table:
 
 # What a script that reads text takes.
 TEXT = (*(flag.name for flag in fields(CorpusArguments)), "tokenizer_name")
+TFIDF = "TF-IDF"
 _SHORT, _LONG = (Case(f"{steps:,} steps", max_steps=steps) for steps in (500, 2500))
 _PRETRAINING = Stage(
     folder="pretraining",
@@ -55,6 +56,29 @@ _GLUE = Stage(
     has_mean=True,
 )
 
+
+def _excerpts(length: int, most: int, batch: int, rows: tuple[str, ...] = ()) -> Case:
+    """Books whose authors stand first in the names of their files, in at most so many excerpts each."""
+    flags = ["--do_train", "--do_eval", "--do_predict", "--label_from_file_name", "^([^_]+)_"]
+    flags += ["--excerpt_length", str(length), "--max_excerpts_per_document", str(most)]
+    flags += ["--per_device_train_batch_size", str(batch)]
+    return Case(f"{length:,} tokens", str(length), tuple(flags), rows=rows)
+
+
+_AUTHORSHIP = Stage(
+    folder="authorship/fine-tuning",
+    script="run_classification.py",
+    runs="authorship.txt",
+    recipes=("classification/base.yaml", "classification/long_documents.yaml"),
+    data=("train_file", "validation_file", "test_file", "cache_dir"),
+    cases=(_excerpts(512, 80, batch=8), _excerpts(4096, 10, batch=2, rows=("SKTformer", "SKTformer-scratch"))),
+    measures=tuple(
+        Measure(title, f"test_{key}", "highest", ".1f", 100, baseline=(TFIDF, f"test_baselines.{TFIDF}.{key}"))
+        for title, key in (("excerpts right (%)", "accuracy"), ("books right (%)", "document_accuracy"))
+    ),
+    learning_rates=(1e-4, 3e-4, 1e-3),
+)
+
 TABLES = {
     "pretraining": Table("Pre-training compared", _PRETRAINING_TEXT, (_PRETRAINING,)),
     "pretraining_variants": Table(
@@ -85,6 +109,30 @@ TABLES = {
             "- FNet takes no mask: what it answers depends on the padding of the batch.",
             "- Nystromformer has full attention, as transformers ships it: its linear mode takes no padded batch.",
             "- majority: the commonest label of the training part for every text, for STS-B the mean similarity.",
+        ),
+    ),
+    "authorship": Table(
+        "Authorship: who wrote a book that was never seen in training",
+        "Each model is pre-trained with every seed on the books for training: {0[max_steps]:,} steps of "
+        "{0[global_batch_size]} sequences of {0[max_seq_length]} tokens; then fine-tuned with the same seed for "
+        "{1[num_train_epochs]} epochs on excerpts of these books, spread evenly over each. Excerpts of test books "
+        "are then attributed, and a book by the mean of the probabilities of its excerpts. {data}.",
+        (
+            replace(
+                _PRETRAINING,
+                folder="authorship/pretraining",
+                runs="pretrain_books.txt",
+                recipes=("pretrain/compare.yaml", "pretrain/compare_books.yaml"),
+                cases=(Case("", flags=("--document_unit", "file")),),
+                measures=(_PRETRAINING.measures[0], Measure("pre-training loss", "eval_loss", "lowest")),
+                learning_rates=(),
+            ),
+            _AUTHORSHIP,
+        ),
+        (
+            "- SKTformer-scratch starts from untrained weights.",
+            "- For 4,096 tokens an SKTformer of 512 is lengthened, which a BERT cannot be.",
+            f"- {TFIDF}: logistic regression on the frequencies of words and pairs of words in the same excerpts.",
         ),
     ),
 }

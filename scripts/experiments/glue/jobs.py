@@ -10,13 +10,22 @@ from datasets import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from experiments.arguments import Command, UserError
-from experiments.fine_tuning import Job, best_trial, fingerprint_rows, predict, read_metrics, trial_folders
+from experiments.classifier_card import example_input, write_classifier_card
+from experiments.fine_tuning import (
+    Job,
+    best_trial,
+    fingerprint_rows,
+    lacks_weights,
+    predict,
+    read_metrics,
+    trial_folders,
+)
 from experiments.glue.metrics import compute_task_metrics, majority_metrics, predicted_labels
 from experiments.glue.submission import write_predictions
-from experiments.glue.tasks import SIMILARITY_RANGE, GlueArguments, GlueTask
-from experiments.model_card import CardFacts, format_scores, write_card
+from experiments.glue.tasks import SIMILARITY_RANGE, GlueTask
 from experiments.models import CheckpointArguments, add_lora, fingerprint_checkpoint, load_classifier
-from experiments.run_folder import ARGUMENTS_FILE
+from experiments.results import read_json
+from experiments.run_folder import ARGUMENTS_FILE, RUN_FILE
 from experiments.text import classifier
 
 
@@ -25,25 +34,32 @@ REGRESSION_LABEL = "similarity"
 FROM_MNLI = ("rte", "mrpc", "stsb")
 
 
-def task_identity(task: GlueTask, glue: GlueArguments, splits: dict[str, Dataset]) -> dict[str, Any]:
-    """What decides a task's result beside the checkpoint and the arguments of the Trainer."""
+def task_identity(
+    task: GlueTask, command: Command, splits: dict[str, Dataset], start: CheckpointArguments | None
+) -> dict[str, Any]:
+    """
+    What decides a task's result beside the checkpoint and the arguments of the Trainer.
+
+    An MNLI model that this run is still to make is taken for the one that the task's folder has started from.
+    """
+    _, _, glue, training = command.groups
     mnli = glue.mnli_checkpoint if task.name in FROM_MNLI else None
+    if mnli and start:
+        mnli = fingerprint_checkpoint(start.model_name_or_path)
+    elif mnli:
+        file = Path(training.output_dir) / task.name / RUN_FILE
+        mnli = read_json(file)["decides"].get("mnli_checkpoint") if file.is_file() else mnli
     return {
         "task_name": task.name,
         "data": fingerprint_rows(*splits.values()),
-        "mnli_checkpoint": mnli if mnli in (None, "run") else fingerprint_checkpoint(mnli),
+        "mnli_checkpoint": mnli,
         "max_seq_length": glue.max_seq_length,
         "pad_to_max_length": glue.pad_to_max_length,
     }
 
 
 def choose_start(task: GlueTask, command: Command, runs_mnli: bool = False) -> CheckpointArguments | None:
-    """
-    The checkpoint that a task starts from; None if it is an MNLI model that this run is still to make.
-
-    Raises:
-        UserError: if it is to be an MNLI model of the output folder, and there is none.
-    """
+    """The checkpoint that a task starts from; None if it is an MNLI model that this run is still to make."""
     checkpoint, _, glue, training = command.groups
     start, folder = glue.mnli_checkpoint, Path(training.output_dir) / "mnli"
     if start is None or task.name not in FROM_MNLI:
@@ -118,7 +134,7 @@ def predict_tests(task: GlueTask, tests: list[tuple[GlueTask, str, Dataset]], co
     output, length = Path(training.output_dir), glue.max_seq_length
     best = best_trial(output / task.name) if trial_folders(output / task.name) else None
     if best is not None and "train_samples" in read_metrics(best):
-        if not any(best.glob("*.safetensors*")):
+        if lacks_weights(best):
             raise UserError(f"{best} has no weights any more; run it again with --recipe {best / ARGUMENTS_FILE}.")
         start = replace(start, model_name_or_path=str(best), tokenizer_name=None, model_revision="main")
     tokenizer = classifier.load_text_tokenizer(start)
@@ -145,26 +161,17 @@ def write_task_card(
     scores = {name: metrics[f"eval_{name}"] for name in task.metrics}
     if "eval_mismatched_accuracy" in metrics:
         scores["mismatched_accuracy"] = metrics["eval_mismatched_accuracy"]
-    rows = {"this model": scores, "always the commonest label": metrics["majority"]}
-    labels = " or ".join(f"`{word}`" for word in task.labels)
     low, high = SIMILARITY_RANGE
-    facts = CardFacts(
-        title=str(arguments.get("hub_model_id") or folder.resolve().name),
+    write_classifier_card(
+        *(folder, metrics, arguments),
         script="run_glue.py",
-        pipeline_tag="text-classification",
-        description=f"`{metrics['started_from']}`, a model of type `{metrics['model_type']}` with "
-        f"{metrics['parameters']:,} parameters, fine-tuned on {task.title} of GLUE with seed {metrics['seed']}. It "
-        f"answers with {labels or f'a similarity from {low:g} to {high:g}'}.",
-        example='{"text": "One text.", "text_pair": "Another text."}' if len(task.columns) == 2 else '"One text."',
+        learned=f"{task.title} of GLUE",
+        answers=" or ".join(f"`{word}`" for word in task.labels) or f"a similarity from {low:g} to {high:g}",
+        example=example_input(task.columns),
         scores=scores,
-        results=format_scores(
-            {row: {name: f"{values[name]:.4f}" for name in scores if name in values} for row, values in rows.items()}
-        ),
+        others={"always the commonest label": {n: v for n, v in metrics["majority"].items() if n in scores}},
         evaluated_on=f"{metrics['eval_samples']:,} examples of the evaluation part of {task.title}",
-        picture="curve.png",
-        picture_title="Loss and score",
         datasets=datasets,
         base_model=start.model_name_or_path,
         tags=("glue",),
     )
-    write_card(folder, facts, metrics, arguments)

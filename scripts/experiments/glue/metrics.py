@@ -6,8 +6,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import datasets
-import evaluate
 import numpy as np
 from datasets import Dataset
 from scipy.stats import pearsonr, spearmanr
@@ -15,7 +13,7 @@ from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 from transformers import EvalPrediction
 
 from experiments.arguments import UserError
-from experiments.glue.tasks import TASKS, GlueTask
+from experiments.glue.tasks import GlueTask
 
 
 logger = logging.getLogger(__name__)
@@ -29,38 +27,6 @@ DEFINITIONS = {
 }
 
 
-class GlueMetric(evaluate.Metric):
-    """
-    The metrics of the task `config_name` by the interface of `evaluate`, whose own are fetched from the Hub.
-
-        GlueMetric("mrpc").compute(predictions=[0, 1], references=[0, 1])  # {"accuracy": 1.0, "f1": 1.0}
-    """
-
-    def __init__(self, config_name: str):
-        # The predictions of a data set as small as these need no file.
-        super().__init__(config_name=config_name, keep_in_memory=True)
-
-    def _info(self) -> evaluate.MetricInfo:
-        value = datasets.Value("float64" if TASKS[str(self.config_name)].is_regression else "int64")
-        return evaluate.MetricInfo(
-            description="The metrics of one GLUE task.",
-            citation="Wang et al., GLUE: A Multi-Task Benchmark and Analysis Platform, 2018",
-            inputs_description="Class numbers, or similarities for stsb.",
-            features=datasets.Features({"predictions": value, "references": value}),
-        )
-
-    def _build_data_dir(self) -> str:
-        # The library would make a folder in the user's cache, though nothing is kept in it.
-        return str(self._data_dir_root)
-
-    def _compute(self, *, predictions: Any, references: Any) -> dict[str, float]:
-        predicted, expected = np.asarray(predictions), np.asarray(references)
-        return {
-            name: _METRICS[name](predicted, expected, f"{self.config_name}: {name}")
-            for name in TASKS[str(self.config_name)].metrics
-        }
-
-
 def compute_metrics(task: GlueTask, predicted: Any, expected: Any) -> dict[str, float]:
     """
     The metrics of a task, as the benchmark defines them, and their mean as in the paper's table, its `score`.
@@ -68,7 +34,8 @@ def compute_metrics(task: GlueTask, predicted: Any, expected: Any) -> dict[str, 
     Where a metric is not defined it is 0, with a warning: a correlation of predictions or labels that are all equal,
     F1 without a label or prediction of class 1, Matthews correlation of a single class.
     """
-    metrics: dict[str, float] = GlueMetric(task.name).compute(predictions=predicted, references=expected)
+    values = np.asarray(predicted), np.asarray(expected)
+    metrics = {name: _METRICS[name](*values, f"{task.name}: {name}") for name in task.metrics}
     return {**metrics, "score": float(np.mean([metrics[name] for name in task.scored]))}
 
 
@@ -84,12 +51,7 @@ def majority_metrics(task: GlueTask, training: Dataset, evaluation: Dataset) -> 
 
 
 def predicted_labels(task: GlueTask, predictions: Any) -> np.ndarray:
-    """
-    The classes, or similarities as they are, `(num_examples,)`, of a model's logits, `(num_examples, num_labels)`.
-
-    Raises:
-        UserError: if a prediction is not a finite number.
-    """
+    """The classes, or similarities as they are, `(num_examples,)`, of a model's logits, `(num_examples, labels)`."""
     logits = np.asarray(predictions[0] if isinstance(predictions, tuple) else predictions, dtype=np.float64)
     if not np.isfinite(logits).all():
         raise UserError(

@@ -6,13 +6,13 @@ the numbering of labels of `nyu-mll/glue`.
 
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from datasets import Dataset, load_dataset
 
-from experiments.arguments import UserError
+from experiments.arguments import UserError, flag, require_at_least
 from experiments.loading import TABLE_READERS, explained_errors, read_table_file
 
 
@@ -85,35 +85,29 @@ SIMILARITY_RANGE = (0.0, 5.0)
 class GlueArguments:
     """Which tasks, where their data lies, and how it is read."""
 
-    task_name: list[str] = field(
-        metadata={"help": f"Tasks to run: {', '.join(TASKS)}, or `all`. They run in the order of the table."}
+    task_name: list[str] = flag(
+        MISSING, f"Tasks to run: {', '.join(TASKS)}, or `all`. They run in the order of the table."
     )
-    dataset_name: str = field(default="nyu-mll/glue", metadata={"help": "Data set of the Hub with a part per task."})
-    dataset_revision: str | None = field(default=None, metadata={"help": "Its commit, tag or branch."})
-    data_dir: str | None = field(
-        default=None,
-        metadata={
-            "help": "Local folder with a folder per task that holds train, validation and test as .jsonl, .json, "
-            ".csv, .tsv or .parquet (for mnli validation_matched and so on)."
-        },
+    dataset_name: str = flag("nyu-mll/glue", "Data set of the Hub with a part per task.")
+    dataset_revision: str | None = flag(None, "Its commit, tag or branch.")
+    data_dir: str | None = flag(
+        None,
+        "Local folder with a folder per task that holds train, validation and test as .jsonl, .json, .csv, .tsv or "
+        ".parquet (for mnli validation_matched and so on).",
     )
-    train_file: str | None = field(default=None, metadata={"help": "Local training file of the one task."})
-    validation_file: str | None = field(default=None, metadata={"help": "Local validation file of the one task."})
-    test_file: str | None = field(default=None, metadata={"help": "Local test file of the one task."})
-    cache_dir: str | None = field(default=None, metadata={"help": "Prepared data; by default in the library's cache."})
-    mnli_checkpoint: str | None = field(
-        default=None,
-        metadata={"help": "Where RTE, MRPC and STS-B start: a checkpoint of MNLI, or `run`: this folder's best."},
+    train_file: str | None = flag(None, "Local training file of the one task.")
+    validation_file: str | None = flag(None, "Local validation file of the one task.")
+    test_file: str | None = flag(None, "Local test file of the one task.")
+    cache_dir: str | None = flag(None, "Prepared data; by default in the library's cache.")
+    mnli_checkpoint: str | None = flag(
+        None, "Where RTE, MRPC and STS-B start: a checkpoint of MNLI, or `run`: this folder's best."
     )
-    max_seq_length: int = field(
-        default=128,
-        metadata={"help": "Longest input in tokens; longer ones are cut, a shorter SKTformer is lengthened."},
-    )
-    pad_to_max_length: bool = field(default=False, metadata={"help": "Pad all inputs to --max_seq_length."})
-    preprocessing_num_workers: int | None = field(default=None, metadata={"help": "Processes that tokenize."})
-    max_train_samples: int | None = field(default=None, metadata={"help": "Use only the first rows for training."})
-    max_eval_samples: int | None = field(default=None, metadata={"help": "Use only the first rows for evaluation."})
-    max_predict_samples: int | None = field(default=None, metadata={"help": "Use only the first rows of test parts."})
+    max_seq_length: int = flag(128, "Longest input in tokens; longer ones are cut, a shorter SKTformer is lengthened.")
+    pad_to_max_length: bool = flag(False, "Pad all inputs to --max_seq_length.")
+    preprocessing_num_workers: int | None = flag(None, "Processes that tokenize.")
+    max_train_samples: int | None = flag(None, "Use only the first rows for training.")
+    max_eval_samples: int | None = flag(None, "Use only the first rows for evaluation.")
+    max_predict_samples: int | None = flag(None, "Use only the first rows of test parts.")
 
     def __post_init__(self) -> None:
         unknown = [name for name in self.task_name if name not in TASKS and name != "all"]
@@ -127,12 +121,9 @@ class GlueArguments:
             raise UserError(f"--{files[0]} and --data_dir both say where the data lies; give one of them.")
         if self.train_file and not self.validation_file:
             raise UserError("--train_file is given without --validation_file; say what to evaluate on.")
-        for name in ("max_train_samples", "max_eval_samples", "max_predict_samples", "preprocessing_num_workers"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UserError(f"--{name} is {value}; it must be at least 1.")
-        if self.max_seq_length < 5:
-            raise UserError(f"--max_seq_length is {self.max_seq_length}; two texts need at least 5 tokens.")
+        limits = ("max_train_samples", "max_eval_samples", "max_predict_samples")
+        require_at_least(1, self, *limits, "preprocessing_num_workers")
+        require_at_least(5, self, "max_seq_length")  # which two texts and what stands between them need
 
     def inputs(self) -> list[str]:
         """The local folders and files that are read; none if the data comes from the Hub."""
@@ -156,29 +147,19 @@ def load_tests(task: GlueTask, arguments: GlueArguments) -> list[tuple[GlueTask,
 
 def load_split(task: GlueTask, split: str, arguments: GlueArguments) -> Dataset:
     """
-    Read one split of a task and check it.
+    Read one split of a task and check it: its columns of text and `label`, an integer or, for regression, a float. A
+    test split has in its place `idx`, the row's number in a submission.
 
-    Args:
-        task ([`GlueTask`]): The task.
-        split (`str`): `train`, one of its `evaluation_splits` or of the keys of its `submission`.
-        arguments ([`GlueArguments`]): Where the data lies.
-
-    Returns:
-        `Dataset`: the task's columns of text and, but for a test split, `label`: an integer or, for regression, a
-        float. A test split has `idx`, the row's number in a submission.
-
-    Raises:
-        UserError: if the split cannot be found or reached, is empty, lacks a column or a text, or has a label that is
-            none of the task's.
+    Raises a `UserError` if the split cannot be found or reached, is empty, lacks a column or a text, or has a label
+    that is none of the task's.
     """
     name, rows = _read_split(task, split, arguments)
     is_test = split in task.submission
     needed = [*task.columns, *(() if is_test else ("label",))]
-    missing = [column for column in needed if column not in rows.column_names]
-    if missing:
+    if missing := [f"`{column}`" for column in needed if column not in rows.column_names]:
         raise UserError(
-            f"{name} has no column {' and no '.join(f'`{column}`' for column in missing)}; {task.name} needs "
-            f"{', '.join(needed)}, and there are {', '.join(rows.column_names)}."
+            f"{name} has no column {' and no '.join(missing)}; {task.name} needs {', '.join(needed)}, and there are "
+            f"{', '.join(rows.column_names)}."
         )
     part = "predict" if is_test else "train" if split == "train" else "eval"
     limit = getattr(arguments, f"max_{part}_samples")
@@ -205,14 +186,9 @@ def _read_split(task: GlueTask, split: str, arguments: GlueArguments) -> tuple[s
     name = f"{arguments.dataset_name} ({task.name}, {split})"
     if arguments.dataset_name.count("/") != 1:
         raise UserError(f"--dataset_name {arguments.dataset_name}: ids of the Hub have the form owner/name.")
+    options = {"split": split, "revision": arguments.dataset_revision, "cache_dir": arguments.cache_dir}
     with explained_errors(name, "--data_dir", "give a data set with a part for each task"):
-        return name, load_dataset(
-            arguments.dataset_name,
-            task.name,
-            split=split,
-            revision=arguments.dataset_revision,
-            cache_dir=arguments.cache_dir,
-        )
+        return name, load_dataset(arguments.dataset_name, task.name, **options)
 
 
 def _local_file(task: GlueTask, split: str, arguments: GlueArguments) -> Path | None:

@@ -1,0 +1,54 @@
+"""New heads on trained encoders: where they begin, and how fast they learn."""
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import torch
+from datasets import Dataset
+from torch import nn
+from torch.utils.data import DataLoader
+from transformers import PreTrainedModel
+
+
+Collator: TypeAlias = Callable[[list[Any]], dict[str, Any]]  # makes a batch of examples
+# So many of them say how the inputs of a head vary.
+_CALIBRATION_EXAMPLES = 256
+
+
+def calibrate_head(model: PreTrainedModel, examples: Dataset, collator: Collator, device: torch.device) -> None:
+    """
+    Make the first layer of a new head give outputs of mean 0 and variance 1, each over some of the examples.
+
+    What is pooled over many tokens differs little from one text to the next, so that a head with small weights takes
+    most of a short training to begin to tell texts apart. After Section 3 of [All you need is a good
+    init](https://arxiv.org/abs/1511.06422), with the mean taken out too.
+    """
+    outputs: dict[nn.Linear, list[torch.Tensor]] = {}
+
+    def note(layer: nn.Linear, _: Any, output: torch.Tensor) -> None:
+        if output.dim() == 2:  # one vector for an example, and not one for each of its tokens
+            outputs.setdefault(layer, []).append(output)
+
+    hooks = [layer.register_forward_hook(note) for layer in model.modules() if isinstance(layer, nn.Linear)]
+    chosen = examples.select(range(0, len(examples), -(-len(examples) // _CALIBRATION_EXAMPLES)))
+    model.to(device).eval()  # type: ignore[arg-type]
+    with torch.no_grad():
+        for batch in DataLoader(chosen, batch_size=8, collate_fn=collator):  # type: ignore[arg-type]
+            model(**{name: value.to(device) for name, value in batch.items()})
+        for hook in hooks:
+            hook.remove()
+        for layer, read in [(layer, torch.cat(batches)) for layer, batches in outputs.items()][:1]:
+            scale = read.std(dim=0).clamp(min=1e-6).reciprocal()
+            layer.weight.mul_(scale.unsqueeze(1))
+            if layer.bias is not None:
+                layer.bias.sub_(read.mean(dim=0)).mul_(scale)
+
+
+def set_head_rate(optimizer: torch.optim.Optimizer, model: Any, rate: float) -> None:
+    """Give what stands behind the encoder, a pooler included, a learning rate of its own."""
+    encoder = getattr(model, "get_base_model", lambda: model)().base_model  # also where it has adapters
+    slow = {parameter for name, parameter in encoder.named_parameters() if "pooler" not in name}
+    for group in optimizer.param_groups[:]:
+        fast = [parameter for parameter in group["params"] if parameter not in slow]
+        group["params"] = [parameter for parameter in group["params"] if parameter in slow]
+        optimizer.add_param_group({**group, "params": fast, "lr": rate})
