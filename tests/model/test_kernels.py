@@ -252,8 +252,8 @@ def in_double(branch: Branch, projection: nn.Linear) -> torch.Tensor:
 
 
 def test_multiply_adds_are_counted_as_by_hand():
-    # Two heads with k samples give 2 k coefficients to each of 16 tokens of 12 columns. Norms, products with the output's
-    # map, and that map; or contexts and their projection.
+    # Two heads with k samples give 2 k coefficients to each of 16 tokens of 12 columns. Norms, products with a map
+    # to the outputs and that map itself; or contexts and their projection.
     for num_samples, reduced, plain in (
         (2, 16 * (4 * 4 + 4 * 12) + 4 * 12 * (4 + 12), 16 * (4 * 12 + 12 * 12)),
         (4, 16 * (8 * 8 + 8 * 12) + 8 * 12 * (8 + 12), 16 * (8 * 12 + 12 * 12)),

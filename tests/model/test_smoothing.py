@@ -304,16 +304,17 @@ def test_folded_stems_lose_no_more_under_autocast(dtype, products, force, monkey
 def test_transforms_run_in_float32_under_autocast(folded, force, monkeypatch):
     monkeypatch.setattr(circle, "MAX_PRODUCT_POSITIONS", 0)
     force(folded, short=True)
-    dtypes = []
+    dtypes: list[torch.dtype] = []
 
-    def spy(name):
-        transform = getattr(torch.fft, name)
-        monkeypatch.setattr(
-            torch.fft, name, lambda inputs, **kw: dtypes.append(inputs.dtype) or transform(inputs, **kw)
-        )
+    def recorded(transform):
+        def run(inputs, **options):
+            dtypes.append(inputs.dtype)
+            return transform(inputs, **options)
 
-    spy("rfft")
-    spy("irfft")
+        return run
+
+    for name in ("rfft", "irfft"):
+        monkeypatch.setattr(torch.fft, name, recorded(getattr(torch.fft, name)))
     smoother, states = make_smoother().float(), torch.randn(2, 5, WIDTH)
     with torch.autocast("cpu", torch.bfloat16):
         outputs = smooth(smoother, make_config(), states, None)
