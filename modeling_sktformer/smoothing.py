@@ -15,6 +15,7 @@ segments.
 import torch
 from torch import nn
 from transformers.activations import ACT2FN
+from transformers.utils.generic import maybe_autocast
 
 from .circle import Circle, add_folded_stem
 from .kernels import Dropout, is_plain
@@ -183,7 +184,7 @@ class ConvolutionStem(nn.Module):
         sums = convolve_tokens(hidden_states, own_weight, self.convolution.bias)
         averages = average_segments(hidden_states, num_segments)
         # Transforms run in float32 at least, also where others are cast around them.
-        with torch.autocast(hidden_states.device.type, enabled=False):
+        with maybe_autocast(hidden_states.device.type, enabled=False):
             sums = add_folded_stem(sums, averages, filter, smoothed_weight, circle)
         return self._finish(sums, sequences)
 
