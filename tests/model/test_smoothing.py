@@ -7,8 +7,14 @@ import pytest
 import torch
 from torch import nn
 
-from modeling_sktformer import SKTformerForMaskedLM, SKTformerForSequenceClassification, circle, modeling_sktformer
-from modeling_sktformer.circle import Circle, choose_circle, count_multiply_adds
+from modeling_sktformer import (
+    SKTformerForMaskedLM,
+    SKTformerForSequenceClassification,
+    circle,
+    modeling_sktformer,
+    smoothing,
+)
+from modeling_sktformer.circle import Circle, add_folded_stem, choose_circle, count_multiply_adds
 from modeling_sktformer.lengthening import fit_filter, resize_filter, short_transform_length, shorten_filter
 from modeling_sktformer.sequences import Sequences
 from modeling_sktformer.smoothing import FourierConvolution, Smoother, fourier_convolution
@@ -315,6 +321,13 @@ def test_transforms_run_in_float32_under_autocast(folded, force, monkeypatch):
 
     for name in ("rfft", "irfft"):
         monkeypatch.setattr(torch.fft, name, recorded(getattr(torch.fft, name)))
+
+    def add(*inputs):
+        assert inputs[1].dtype == torch.float32
+        assert not torch.is_autocast_enabled("cpu")  # which would cast the products with waves
+        return add_folded_stem(*inputs)
+
+    monkeypatch.setattr(smoothing, "add_folded_stem", add)
     smoother, states = make_smoother().float(), torch.randn(2, 5, WIDTH)
     with torch.autocast("cpu", torch.bfloat16):
         outputs = smooth(smoother, make_config(), states, None)
