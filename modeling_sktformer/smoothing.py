@@ -183,7 +183,7 @@ class ConvolutionStem(nn.Module):
         smoothed_weight, own_weight = self.convolution.weight.split(width, dim=1)
         sums = convolve_tokens(hidden_states, own_weight, self.convolution.bias)
         averages = average_segments(hidden_states, num_segments)
-        # Transforms run in float32 at least, also where others are cast around them.
+        # The spectrum is computed in float32 at least, also where others are cast around it.
         with maybe_autocast(hidden_states.device.type, enabled=False):
             sums = add_folded_stem(sums, averages, filter, smoothed_weight, circle)
         return self._finish(sums, sequences)
