@@ -130,7 +130,7 @@ def test_similarities_stay_in_their_range(tmp_path, recipe, monkeypatch):
     run(monkeypatch, "--recipe", recipe, "--task_name", "stsb")
     weights = tmp_path / "run" / "stsb" / "model.safetensors"
     changed = load_file(weights)
-    (bias,) = [name for name in changed if name.startswith("classifier") and name.endswith("bias")]
+    (bias,) = [name for name in changed if name.endswith("classifier.output.bias")]
     for value, prediction in ((50.0, "5.000"), (-50.0, "0.000")):
         changed[bias] = torch.tensor([value])
         save_file(changed, weights, metadata={"format": "pt"})
