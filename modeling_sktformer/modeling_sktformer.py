@@ -316,7 +316,7 @@ class SKTformerPreTrainedModel(PreTrainedModel):
                 raise
             raise RuntimeError(
                 f"{error} A checkpoint is loaded with the length that it was made for: leave out "
-                "`max_position_embeddings` and call `model.resize_position_embeddings(...)`, which keeps what it has learnt."
+                "`max_position_embeddings` and call `model.resize_position_embeddings(...)`: it keeps what was learnt."
             ) from error
 
     def save_pretrained(self, save_directory: str | os.PathLike, *args, **kwargs):
