@@ -153,10 +153,18 @@ class SKTformerConfig(PreTrainedConfig):
                 raise ValueError(f"SKTformer is an encoder: `{option}=True` cannot be had; leave the option out.")
         # `PreTrainedConfig` keeps unknown keys as attributes, so a misspelt size would be ignored without a word.
         for key in kwargs:
-            similar = difflib.get_close_matches(key, type(self).__dataclass_fields__, n=1, cutoff=0.85)
-            if similar and not hasattr(PreTrainedConfig, key):
-                raise ValueError(f"SKTformerConfig has no field `{key}`; did you mean `{similar[0]}`?")
+            if not hasattr(PreTrainedConfig, key) and (similar := self._similar_field(key)):
+                raise ValueError(f"SKTformerConfig has no field `{key}`; did you mean `{similar}`?")
         super().__post_init__(**kwargs)
+
+    @classmethod
+    def _similar_field(cls, key: str) -> str | None:
+        """The field whose name is almost the key's, or begins with the same two words: `max_positions`."""
+        fields = cls.__dataclass_fields__
+        similar = difflib.get_close_matches(key, fields, n=1, cutoff=0.85)
+        words = key.removesuffix("s").split("_")[:2]
+        alike = [field for field in fields if len(words) == 2 and field.split("_")[:2] == words]
+        return next(iter(similar + alike), None)
 
     @classmethod
     def from_dict(cls, config_dict, **kwargs):

@@ -301,6 +301,24 @@ class SKTformerPreTrainedModel(PreTrainedModel):
         found = {id(module.config): module.config for module in self.modules() if hasattr(module, "config")}
         return [config for config in found.values() if isinstance(config, SKTformerConfig)]
 
+    @classmethod
+    def from_pretrained(cls, *args, **kwargs):
+        """
+        Load a checkpoint, as `PreTrainedModel.from_pretrained` does.
+
+        Raises:
+            RuntimeError: if sizes differ from the checkpoint's, and says how a model is lengthened instead.
+        """
+        try:
+            return super().from_pretrained(*args, **kwargs)
+        except RuntimeError as error:
+            if "ignore_mismatched_sizes" not in str(error):
+                raise
+            raise RuntimeError(
+                f"{error} A checkpoint is loaded with the length that it was made for: leave out "
+                "`max_position_embeddings` and call `model.resize_position_embeddings(...)`: it keeps what was learnt."
+            ) from error
+
     def save_pretrained(self, save_directory: str | os.PathLike, *args, **kwargs):
         """
         Save weights, configuration and the model's code.

@@ -28,10 +28,12 @@ def load_preset(name: str, **overrides: Any) -> SKTformerConfig:
         [`SKTformerConfig`]
 
     Raises:
-        ValueError: if there is no such preset.
+        ValueError: if there is no such preset, or a field that no configuration has.
     """
     if name not in available_presets():
         raise ValueError(f"There is no preset `{name}`; the presets are {', '.join(available_presets())}.")
+    if unknown := [field for field in overrides if not hasattr(SKTformerConfig, field)]:
+        raise ValueError(f"SKTformerConfig has no field `{unknown[0]}`; see its docstring for those that it has.")
     fields = json.loads((_preset_folder() / f"{name}.json").read_text(encoding="utf-8"))
     return SKTformerConfig(**{**fields, **overrides})
 

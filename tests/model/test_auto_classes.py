@@ -267,6 +267,57 @@ def test_an_impossible_number_of_landmarks_is_an_error_on_loading(tmp_path):
         AutoModel.from_pretrained(tmp_path, num_landmark_tokens=17)
 
 
+@pytest.mark.parametrize("load", [SKTformerForMaskedLM.from_pretrained, AutoModelForMaskedLM.from_pretrained])
+def test_another_length_on_loading_names_the_way_to_lengthen(load, tmp_path):
+    make_float32_model(SKTformerForMaskedLM).save_pretrained(tmp_path)
+    with pytest.raises(RuntimeError, match=r"`model.resize_position_embeddings\(...\)`"):
+        load(tmp_path, max_position_embeddings=32)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: SKTformerConfig(num_landmarks=4), "no field `num_landmarks`; did you mean `num_landmark_tokens`"),
+        (lambda: SKTformerConfig(hidden_sise=4), "no field `hidden_sise`; did you mean `hidden_size`"),
+        (lambda: load_preset("sktformer-tiny", max_positions=100), "no field `max_positions`"),
+        (lambda: load_preset("sktformer-tiny", length=100), "no field `length`"),
+    ],
+)
+def test_fields_that_are_none_are_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_keys_of_others_are_kept():
+    config = SKTformerConfig(sep_token_id=3, mask_token_id=4, my_note="hello")
+    assert (config.sep_token_id, config.mask_token_id, config.my_note) == (3, 4, "hello")
+
+
+def test_saving_leaves_the_configuration_as_it_is(tmp_path):
+    model = make_float32_model(SKTformerForMaskedLM)
+    before = dict(vars(model.config))
+    model.save_pretrained(tmp_path)
+    assert vars(model.config) == before
+    assert "auto_map" in (tmp_path / "config.json").read_text()
+
+
+@pytest.mark.parametrize("model_class", [SKTformerModel, SKTformerForMaskedLM])
+def test_a_misspelt_keyword_is_an_error(model_class):
+    model = make_float32_model(model_class)
+    inputs = make_inputs()
+    with pytest.raises(TypeError, match="no keyword `atention_mask`; did you mean `attention_mask`"):
+        model(inputs["input_ids"], atention_mask=inputs["attention_mask"])
+
+
+@pytest.mark.parametrize("model_class", [SKTformerModel, SKTformerForMaskedLM])
+def test_a_configuration_without_return_dict_gives_tuples(model_class, tmp_path):
+    model = make_float32_model(model_class)
+    model.save_pretrained(tmp_path)
+    loaded = model_class.from_pretrained(tmp_path, return_dict=False)
+    first, *_ = loaded(**make_inputs())
+    assert torch.equal(first, model(**make_inputs())[0])
+
+
 # Attention implementations, other architectures
 
 

@@ -104,6 +104,24 @@ def test_captured_states_come_back_in_the_order_of_the_input(side):
             assert_equal(states[row][:, place], expected[0])
 
 
+@pytest.mark.parametrize("side", ["right", "left", "holes"])
+def test_landmarks_of_attentions_can_be_found_in_the_input(side):
+    model = make_model(SKTformerModel)
+    batch = make_batch([16, 9, 3])
+    output = model(**batch.inputs(side, 16), output_attentions=True, output_feature_attentions=True)
+    places = batch.places(side, 16)
+    for layer, positions in enumerate(output.landmark_positions):
+        order = model.encoder.landmark_order[layer].tolist()
+        for row, tokens in enumerate(places):
+            expected = [int(tokens[place]) for place in order if place < len(tokens)][:5]
+            assert positions[row].tolist() == expected + [-1] * (5 - len(expected))
+        assert output.attentions[layer][2][..., len(places[2]) :].eq(0).all()
+        assert output.feature_attentions[layer].shape == (3, 2, 6, 4)
+    assert "landmark_positions" not in model(**batch.inputs(side, 16))
+    plain = model(batch.inputs("right", 16)["input_ids"], output_attentions=True)
+    assert [positions.shape for positions in plain.landmark_positions] == [(3, 5)] * 2
+
+
 def test_position_ids_and_embeddings_move_with_their_tokens():
     model = make_model(SKTformerModel)
     batch = make_batch([12, 5])
