@@ -6,6 +6,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import datasets
+import evaluate
 import numpy as np
 from datasets import Dataset
 from scipy.stats import pearsonr, spearmanr
@@ -13,7 +15,7 @@ from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 from transformers import EvalPrediction
 
 from experiments.arguments import UserError
-from experiments.glue.tasks import GlueTask
+from experiments.glue.tasks import TASKS, GlueTask
 
 
 logger = logging.getLogger(__name__)
@@ -27,6 +29,38 @@ DEFINITIONS = {
 }
 
 
+class GlueMetric(evaluate.Metric):
+    """
+    The metrics of the task `config_name` by the interface of `evaluate`, whose own are fetched from the Hub.
+
+        GlueMetric("mrpc").compute(predictions=[0, 1], references=[0, 1])  # {"accuracy": 1.0, "f1": 1.0}
+    """
+
+    def __init__(self, config_name: str):
+        # The predictions of a data set as small as these need no file.
+        super().__init__(config_name=config_name, keep_in_memory=True)
+
+    def _info(self) -> evaluate.MetricInfo:
+        value = datasets.Value("float64" if TASKS[str(self.config_name)].is_regression else "int64")
+        return evaluate.MetricInfo(
+            description="The metrics of one GLUE task.",
+            citation="Wang et al., GLUE: A Multi-Task Benchmark and Analysis Platform, 2018",
+            inputs_description="Class numbers, or similarities for stsb.",
+            features=datasets.Features({"predictions": value, "references": value}),
+        )
+
+    def _build_data_dir(self) -> str:
+        # The library would make a folder in the user's cache, though nothing is kept in it.
+        return str(self._data_dir_root)
+
+    def _compute(self, *, predictions: Any, references: Any) -> dict[str, float]:
+        predicted, expected = np.asarray(predictions), np.asarray(references)
+        return {
+            name: _METRICS[name](predicted, expected, f"{self.config_name}: {name}")
+            for name in TASKS[str(self.config_name)].metrics
+        }
+
+
 def compute_metrics(task: GlueTask, predicted: Any, expected: Any) -> dict[str, float]:
     """
     The metrics of a task, as the benchmark defines them, and their mean as in the paper's table, its `score`.
@@ -34,8 +68,7 @@ def compute_metrics(task: GlueTask, predicted: Any, expected: Any) -> dict[str, 
     Where a metric is not defined it is 0, with a warning: a correlation of predictions or labels that are all equal,
     F1 without a label or prediction of class 1, Matthews correlation of a single class.
     """
-    values = np.asarray(predicted), np.asarray(expected)
-    metrics = {name: _METRICS[name](*values, f"{task.name}: {name}") for name in task.metrics}
+    metrics: dict[str, float] = GlueMetric(task.name).compute(predictions=predicted, references=expected)
     return {**metrics, "score": float(np.mean([metrics[name] for name in task.scored]))}
 
 
