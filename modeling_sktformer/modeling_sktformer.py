@@ -232,7 +232,6 @@ class SKTformerPreTrainedModel(PreTrainedModel):
     }
     # Statistics are sums of many small steps, which half precision loses; filters are transformed in float32.
     _keep_in_fp32_modules_strict = ["running_mean", "running_var", "filter"]
-    _supports_sdpa = True
 
     def __init__(self, config: SKTformerConfig, *inputs, **kwargs):
         for name in ("hidden_act", "smoother_activation"):

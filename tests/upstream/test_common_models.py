@@ -84,6 +84,7 @@ class SKTformerModelTester:
     def get_config(self) -> SKTformerConfig:
         config = SKTformerConfig(
             vocab_size=99,
+            smoother_norm="batch_norm",
             hidden_size=self.hidden_size,
             num_hidden_layers=self.num_hidden_layers,
             num_attention_heads=self.num_attention_heads,
