@@ -186,7 +186,7 @@ def test_published_results_can_be_merged_with(quick):
     assert len(sections) == len(published) + 1  # a published one has made room for that of its settings
     assert len(sections[0]["rows"]) == 4
     text = (quick.folder / "speed.md").read_text()
-    for words in ("expected from counted multiply-adds", "## BERT base's sizes, 2 layers, batch 16, float32, CPU"):
+    for words in ("expected from counted multiply-adds", "## LRA model, 2 layers, batch 4, float32, CPU"):
         assert words in text
 
 
