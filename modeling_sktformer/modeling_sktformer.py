@@ -42,7 +42,7 @@ from .kernels import Dropout
 from .lengthening import extend_positions, resize_order
 from .losses import IGNORE_INDEX, classification_loss, cross_entropy
 from .position_batch_norm import PositionBatchNorm
-from .sequences import Landmarks, Sequences, draw_permutation, select_landmarks
+from .sequences import Landmarks, Sequences, TokenPlaces, draw_permutation, pool_tokens, select_landmarks
 from .smoothing import FourierConvolution, Smoother
 
 
@@ -501,7 +501,7 @@ class SKTformerModel(SKTformerPreTrainedModel):
         inputs = cast(torch.Tensor, input_ids if inputs_embeds is None else inputs_embeds)
         self._check_inputs(inputs.shape[:2], attention_mask)
 
-        places = _TokenPlaces.from_mask(attention_mask)
+        places = TokenPlaces.from_mask(attention_mask)
         if places is not None:
             input_ids = places.to_front(input_ids)
             token_type_ids = places.to_front(token_type_ids)
@@ -528,7 +528,7 @@ class SKTformerModel(SKTformerPreTrainedModel):
         """Run the stack on sequences whose real tokens stand in front."""
         return SKTformerModelOutput(last_hidden_state=self.encoder(hidden_states, token_mask))
 
-    def _landmark_positions(self, shape: torch.Size, places: "_TokenPlaces | None") -> tuple[torch.Tensor, ...]:
+    def _landmark_positions(self, shape: torch.Size, places: "TokenPlaces | None") -> tuple[torch.Tensor, ...]:
         """Where the landmarks of every layer stand in the input, `(batch_size, num_landmarks)` each, -1 for none."""
         batch_size, length = shape
         mask = None if places is None else places.token_mask
@@ -558,51 +558,6 @@ class SKTformerModel(SKTformerPreTrainedModel):
                 "keep and 0 for padding. Masks of pairs of tokens (3 or 4 dimensions) have no meaning here, where "
                 "tokens attend to sampled ones."
             )
-
-
-class _TokenPlaces:
-    """Where each sequence's real tokens stand, and how to bring them to the front and back."""
-
-    def __init__(self, mask: torch.Tensor):
-        num_tokens = mask.sum(dim=-1, keepdim=True)
-        positions = torch.arange(mask.shape[1], device=mask.device).expand_as(mask)
-        # Real tokens keep their order, and so does the padding behind them.
-        self.ranks = torch.where(mask, mask.cumsum(dim=-1) - 1, num_tokens + (~mask).cumsum(dim=-1) - 1)
-        self.places = torch.empty_like(self.ranks).scatter(1, self.ranks, positions)
-        self.token_mask = positions < num_tokens
-
-    @classmethod
-    def from_mask(cls, attention_mask: torch.Tensor | None) -> "_TokenPlaces | None":
-        """Read a mask; `None` if it keeps every token and that can be known without waiting for a device."""
-        if attention_mask is None:
-            return None
-        mask = attention_mask.bool()
-        if mask.device.type == "cpu" and not torch.compiler.is_compiling() and bool(mask.all()):
-            return None
-        return cls(mask)
-
-    def to_front(self, values: torch.Tensor | None) -> torch.Tensor | None:
-        """Bring `(batch_size or 1, sequence_length, ...)` into the order of the ranks."""
-        if values is None:
-            return None
-        return _gather(values.expand(self.places.shape[0], *values.shape[1:]), self.places, 1)
-
-    def restore(self, values: torch.Tensor, dim: int = 1) -> torch.Tensor:
-        """Bring values whose axis `dim` is in the order of the ranks back to the input's order."""
-        return _gather(values, self.ranks, dim)
-
-    def in_place(self) -> bool:
-        """Whether all padding is on the right, so that nothing moves. Waits for the device."""
-        return torch.equal(self.token_mask, self.token_mask.gather(1, self.ranks))
-
-
-def _gather(values: torch.Tensor, index: torch.Tensor, dim: int) -> torch.Tensor:
-    """Select along `dim` with an index `(batch_size, sequence_length)` that is the same for all other axes."""
-    shape = [1] * values.dim()
-    shape[0], shape[dim] = index.shape
-    size = list(values.shape)
-    size[dim] = index.shape[1]
-    return values.gather(dim, index.view(shape).expand(size))
 
 
 class SKTformerPredictionHead(nn.Module):
@@ -691,29 +646,6 @@ class SKTformerClassificationHead(nn.Module):
     def forward(self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
         pooled = pool_tokens(hidden_states, attention_mask, self.pooling)
         return self.output(self.dropout(torch.tanh(self.dense(pooled))))
-
-
-def pool_tokens(hidden_states: torch.Tensor, attention_mask: torch.Tensor | None, pooling: str) -> torch.Tensor:
-    """
-    Pool hidden states over real tokens, wherever the padding stands.
-
-    Args:
-        hidden_states (`torch.Tensor` of shape `(batch_size, sequence_length, hidden_size)`): Hidden states.
-        attention_mask (`torch.Tensor` of shape `(batch_size, sequence_length)`, *optional*): 1 for real tokens.
-        pooling (`str`): `"cls"` for the first real token, `"mean"` for the mean of all.
-
-    Returns:
-        `torch.Tensor` of shape `(batch_size, hidden_size)`; zero for the mean of no token.
-    """
-    if pooling == "mean":
-        if attention_mask is None:
-            return hidden_states.mean(dim=1)
-        mask = attention_mask.bool().unsqueeze(-1)
-        return (hidden_states * mask).sum(dim=1) / mask.sum(dim=1).clamp(min=1)
-    if attention_mask is None:
-        return hidden_states[:, 0]
-    first = attention_mask.bool().int().argmax(dim=1, keepdim=True)
-    return _gather(hidden_states, first, 1).squeeze(1)
 
 
 def _build_classifier_dropout(config: SKTformerConfig) -> nn.Dropout:

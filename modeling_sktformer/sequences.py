@@ -1,4 +1,4 @@
-"""What all layers of a forward pass share: which tokens are real, and which of them are landmarks."""
+"""Which tokens of a batch are real, where they stand, and which of them are landmarks: what all layers share."""
 
 import hashlib
 from typing import NamedTuple
@@ -113,3 +113,71 @@ def draw_permutation(size: int, seed: int, layer_idx: int, name: str) -> torch.T
     digest = hashlib.sha256(f"{seed}/{layer_idx}/{name}".encode()).digest()
     generator = torch.Generator(device="cpu").manual_seed(int.from_bytes(digest[:8], "big") >> 1)
     return torch.randperm(size, generator=generator, device="cpu")
+
+
+class TokenPlaces:
+    """Where each sequence's real tokens stand, and how to bring them to the front and back."""
+
+    def __init__(self, mask: torch.Tensor):
+        num_tokens = mask.sum(dim=-1, keepdim=True)
+        positions = torch.arange(mask.shape[1], device=mask.device).expand_as(mask)
+        # Real tokens keep their order, and so does the padding behind them.
+        self.ranks = torch.where(mask, mask.cumsum(dim=-1) - 1, num_tokens + (~mask).cumsum(dim=-1) - 1)
+        self.places = torch.empty_like(self.ranks).scatter(1, self.ranks, positions)
+        self.token_mask = positions < num_tokens
+
+    @classmethod
+    def from_mask(cls, attention_mask: torch.Tensor | None) -> "TokenPlaces | None":
+        """Read a mask; `None` if it keeps every token and that can be known without waiting for a device."""
+        if attention_mask is None:
+            return None
+        mask = attention_mask.bool()
+        if mask.device.type == "cpu" and not torch.compiler.is_compiling() and bool(mask.all()):
+            return None
+        return cls(mask)
+
+    def to_front(self, values: torch.Tensor | None) -> torch.Tensor | None:
+        """Bring `(batch_size or 1, sequence_length, ...)` into the order of the ranks."""
+        if values is None:
+            return None
+        return _gather(values.expand(self.places.shape[0], *values.shape[1:]), self.places, 1)
+
+    def restore(self, values: torch.Tensor, dim: int = 1) -> torch.Tensor:
+        """Bring values whose axis `dim` is in the order of the ranks back to the input's order."""
+        return _gather(values, self.ranks, dim)
+
+    def in_place(self) -> bool:
+        """Whether all padding is on the right, so that nothing moves. Waits for the device."""
+        return torch.equal(self.token_mask, self.token_mask.gather(1, self.ranks))
+
+
+def _gather(values: torch.Tensor, index: torch.Tensor, dim: int) -> torch.Tensor:
+    """Select along `dim` with an index `(batch_size, sequence_length)` that is the same for all other axes."""
+    shape = [1] * values.dim()
+    shape[0], shape[dim] = index.shape
+    size = list(values.shape)
+    size[dim] = index.shape[1]
+    return values.gather(dim, index.view(shape).expand(size))
+
+
+def pool_tokens(hidden_states: torch.Tensor, attention_mask: torch.Tensor | None, pooling: str) -> torch.Tensor:
+    """
+    Pool hidden states over real tokens, wherever the padding stands.
+
+    Args:
+        hidden_states (`torch.Tensor` of shape `(batch_size, sequence_length, hidden_size)`): Hidden states.
+        attention_mask (`torch.Tensor` of shape `(batch_size, sequence_length)`, *optional*): 1 for real tokens.
+        pooling (`str`): `"cls"` for the first real token, `"mean"` for the mean of all.
+
+    Returns:
+        `torch.Tensor` of shape `(batch_size, hidden_size)`; zero for the mean of no token.
+    """
+    if pooling == "mean":
+        if attention_mask is None:
+            return hidden_states.mean(dim=1)
+        mask = attention_mask.bool().unsqueeze(-1)
+        return (hidden_states * mask).sum(dim=1) / mask.sum(dim=1).clamp(min=1)
+    if attention_mask is None:
+        return hidden_states[:, 0]
+    first = attention_mask.bool().int().argmax(dim=1, keepdim=True)
+    return _gather(hidden_states, first, 1).squeeze(1)
