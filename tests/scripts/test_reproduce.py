@@ -143,6 +143,15 @@ def test_rows_go_on_where_they_were_cut_short(make, stage, tmp_path):
     assert changed == {"ours-100-0.001-2", "first"}
 
 
+def test_a_row_keeps_the_rate_that_it_says(make, stage, tmp_path):
+    (tmp_path / "rows.txt").write_text("--run_name ours --learning_rate 0.1\n--run_name theirs --x 1\n")
+    text, results = make([stage])
+    assert cells(text, "ours")[-2:] == ["0.1", "0.1"]
+    assert cells(text, "theirs")[-2:] == ["0.1", "0.1"]
+    assert set(results["searches"]) == {"theirs-100", "theirs-200"}
+    assert not [path for path in (tmp_path / "out" / "first").iterdir() if path.name.startswith("ours-100-0.1-100")]
+
+
 def test_rates_are_searched_with_fewer_steps_or_not_at_all(make, stage, tmp_path):
     text, results = make([stage], "--search_steps", 10)
     searched = sorted(path.parent.name for path in (tmp_path / "out").rglob("*-100/metrics.json"))

@@ -111,7 +111,7 @@ def _build_columns(stage: Stage, outcomes: Outcomes, sources: Mapping[str, str])
         columns.append(Column("mean", stage.measures[-1], means))
     for case in stage.cases if stage.learning_rates else ():
         run = {row: outcomes[source, case.key] for row, source in sources.items() if (source, case.key) in outcomes}
-        rates = {row: [outcome.rate or 0.0] for row, outcome in run.items()}
+        rates = {row: [outcome.rate] for row, outcome in run.items() if outcome.rate is not None}
         columns.append(Column(f"learning rate, {case.title}", Measure("", "", format="g"), rates))
     return [column for column in columns if column.values]
 

@@ -80,7 +80,8 @@ class Stage:
     cases: tuple[Case, ...]
     measures: tuple[Measure, ...]
     result: str = METRICS_FILE  # in the folder of a run; {case} stands for the name of the case
-    learning_rates: tuple[float, ...] = ()  # each row gets the one with the lowest `eval_loss`
+    # Each row that does not say its own gets the one with the lowest `eval_loss`.
+    learning_rates: tuple[float, ...] = ()
     has_mean: bool = False  # whether a column has the mean of the last measure over the cases
     label: str = "score (%)"  # of that measure in the picture of all cases
 
@@ -112,6 +113,11 @@ def start_of(row: Sequence[str]) -> str:
     return row[row.index("--model_name_or_path") + 1] if "--model_name_or_path" in row[:-1] else ""
 
 
+def own_rate(row: Sequence[str]) -> tuple[float, ...]:
+    """The learning rate that a row says itself, if it does."""
+    return (float(row[row.index("--learning_rate") + 1]),) if "--learning_rate" in row[:-1] else ()
+
+
 def run_stages(stages: Sequence[Stage], given: Mapping[str, Any], arguments: ComparisonArguments) -> list[Outcomes]:
     """
     Run what is not finished of a table, with the flags of data that were `given`.
@@ -141,17 +147,17 @@ class _StageRuns:
 
     def run(self) -> Outcomes:
         """Choose learning rates; then run all rows with the first seed, all with the second, and so on."""
-        rates = self.stage.learning_rates and (self.arguments.learning_rates or self.stage.learning_rates)
+        choice = self.stage.learning_rates and (self.arguments.learning_rates or self.stage.learning_rates)
+        rates = {name: choice and (own_rate(row) or choice) for name, row in self.rows.items()}
         cells = [(name, case) for case in self.stage.cases for name in self.rows if name in (case.rows or self.rows)]
         tried = {
             (name, case.key): {
                 rate: self.plan(name, replace(case, max_steps=self.arguments.search_steps or case.max_steps), rate)
-                for rate in rates
+                for rate in rates[name]
             }
             for name, case in cells
         }
-        if len(rates) > 1:
-            searches = [run for of_cell in tried.values() for run in of_cell.values()]
+        if searches := [run for of_cell in tried.values() for run in of_cell.values() if len(of_cell) > 1]:
             self.execute(searches, f"{self.stage.folder}, learning rates", "Training has diverged")
         outcomes = {key: _choose_rate(key[0], of_cell) for key, of_cell in tried.items()}
         runs = {
