@@ -110,8 +110,8 @@ def _forecasting(task: str) -> Table:
     text = (
         f"{benchmark.title}, contexts of {benchmark.context_length} steps: errors on scaled values over all test "
         "windows, MSE where the column does not say MAE. Each row starts from the recipe that its line in "
-        f"`configuration/runs/{stage.runs}` names. SKTformer keeps its recipe's rate, others get a learning rate for each "
-        "horizon. The model that is tested is the best on validation."
+        f"`configuration/runs/{stage.runs}` names. SKTformer keeps its recipe's rate, others get a learning rate for "
+        "each horizon. The model that is tested is the best on validation."
     )
     notes = (
         "- last value, seasonal naive: the last value or season, repeated; linear: least squares of the context, the "
