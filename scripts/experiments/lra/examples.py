@@ -1,0 +1,100 @@
+"""Labelled sequences of bytes, pixels or symbols as the Trainer reads them."""
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+
+# What inputs are made of: padding, the values of a task, each one higher, and behind them the mask of pre-training.
+PAD = 0
+
+
+@dataclass(frozen=True)
+class Examples(torch.utils.data.Dataset):
+    """
+    Labelled sequences, or groups of `per_example` of them, such as the two of a pair.
+
+    Args:
+        values (`np.ndarray` of `uint8`): All sequences, one behind the other, of values from 0 on.
+        lengths (`np.ndarray` of shape `(num_examples * per_example,)`): How many values each sequence has.
+        labels (`np.ndarray` of shape `(num_examples,)`): The number of each example's class.
+        source (`str`): Where they come from, for people.
+        per_example (`int`): Sequences in an example.
+    """
+
+    values: np.ndarray
+    lengths: np.ndarray
+    labels: np.ndarray
+    source: str
+    per_example: int = 1
+
+    @classmethod
+    def of_rows(
+        cls, rows: Iterable[np.ndarray], labels: Sequence[int], source: str, per_example: int = 1
+    ) -> "Examples":
+        """Sequences of any lengths; a matrix has one in each row."""
+        rows = list(rows)
+        values = np.concatenate(rows) if rows else np.zeros(0)
+        lengths = np.array([len(row) for row in rows], dtype=np.int64)
+        return cls(values.astype(np.uint8), lengths, np.asarray(labels, dtype=np.int64), source, per_example)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_ends", np.cumsum(self.lengths))
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def sequence(self, number: int) -> np.ndarray:
+        """The values of one sequence, counted over all examples."""
+        end = self._ends[number]  # type: ignore[attr-defined]
+        return self.values[end - self.lengths[number] : end]
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        first = int(index) * self.per_example
+        sequences = [self.sequence(number) for number in range(first, first + self.per_example)]
+        return {"sequences": sequences, "labels": int(self.labels[index])}
+
+    def select(self, indices: Sequence[int]) -> "Examples":
+        """Some of the examples."""
+        n = self.per_example
+        rows = [self.sequence(n * int(index) + part) for index in indices for part in range(n)]
+        return Examples.of_rows(rows, self.labels[list(indices)], self.source, n)
+
+    def cut(self, max_length: int) -> "Examples":
+        """Sequences of at most `max_length` values: the rest of longer ones is left out."""
+        if not len(self) or self.lengths.max() <= max_length:
+            return self
+        rows = [self.sequence(number)[:max_length] for number in range(len(self.lengths))]
+        return replace(self, values=np.concatenate(rows), lengths=np.minimum(self.lengths, max_length))
+
+    def fingerprint(self) -> str:
+        """A short word for all that is read of them."""
+        digest = hashlib.sha256(self.per_example.to_bytes())
+        for array in (self.values, self.lengths, self.labels):
+            digest.update(np.ascontiguousarray(array).data)
+        return digest.hexdigest()[:16]
+
+
+def collate(examples: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
+    """
+    Pad the sequences of a batch on the right to the longest of it.
+
+    Returns `input_ids` and, if there is padding, `attention_mask`, of shape `(batch_size, length)`, or
+    `(batch_size, per_example, length)` of groups, and `labels` `(batch_size,)`.
+    """
+    sequences = [sequence for example in examples for sequence in example["sequences"]]
+    lengths = np.array([len(sequence) for sequence in sequences])
+    input_ids = np.full((len(sequences), lengths.max()), PAD, dtype=np.int64)
+    mask = np.arange(lengths.max()) < lengths[:, None]
+    input_ids[mask] = np.concatenate(sequences).astype(np.int64) + PAD + 1
+    per_example = len(examples[0]["sequences"])
+    shape = (len(examples), -1) if per_example == 1 else (len(examples), per_example, -1)
+    batch = {"input_ids": input_ids.reshape(shape)}
+    if not mask.all():
+        batch["attention_mask"] = mask.astype(np.int64).reshape(shape)
+    batch["labels"] = np.array([example["labels"] for example in examples])
+    return {name: torch.from_numpy(array) for name, array in batch.items()}
