@@ -10,6 +10,7 @@ from transformers import (
     AutoModel,
     AutoModelForMaskedLM,
     AutoModelForMultipleChoice,
+    AutoModelForNextSentencePrediction,
     AutoModelForQuestionAnswering,
     AutoModelForSequenceClassification,
     AutoModelForTimeSeriesPrediction,
@@ -20,6 +21,7 @@ from transformers import (
 
 from .configuration_sktformer import SKTformerConfig
 from .forecasting import SKTformerForPrediction
+from .matching import SKTformerForSequenceMatching, SKTformerMatchingHead
 from .modeling_sktformer import (
     SKTformerForMaskedLM,
     SKTformerForMultipleChoice,
@@ -43,6 +45,7 @@ for _auto_class, _model_class in (
     (AutoModelForTokenClassification, SKTformerForTokenClassification),
     (AutoModelForQuestionAnswering, SKTformerForQuestionAnswering),
     (AutoModelForMultipleChoice, SKTformerForMultipleChoice),
+    (AutoModelForNextSentencePrediction, SKTformerForSequenceMatching),
     (AutoModelForTimeSeriesPrediction, SKTformerForPrediction),
 ):
     _auto_class.register(SKTformerConfig, _model_class)
@@ -54,7 +57,9 @@ __all__ = [
     "SKTformerForPrediction",
     "SKTformerForQuestionAnswering",
     "SKTformerForSequenceClassification",
+    "SKTformerForSequenceMatching",
     "SKTformerForTokenClassification",
+    "SKTformerMatchingHead",
     "SKTformerModel",
     "SKTformerPreTrainedModel",
     "available_presets",

@@ -66,13 +66,17 @@ def classification_loss(
             problem_type = "multi_label_classification"
         else:
             problem_type = "single_label_classification"
-    if problem_type == "single_label_classification":
-        return cross_entropy(logits, labels.view(-1), num_items_in_batch)
-    if labels.numel() != logits.numel():
+    is_single = problem_type == "single_label_classification"
+    if labels.numel() != (logits.shape[0] if is_single else logits.numel()):
+        hint = "give one class index for each row of logits."
+        if not is_single:
+            hint = 'set `config.problem_type="single_label_classification"` for class indices.'
         raise ValueError(
             f"labels of shape {tuple(labels.shape)} do not fit logits of shape {tuple(logits.shape)} in a "
-            f'{problem_type} problem; set `config.problem_type="single_label_classification"` for class indices.'
+            f"{problem_type} problem; {hint}"
         )
+    if is_single:
+        return cross_entropy(logits, labels.view(-1), num_items_in_batch)
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     targets = labels.to(logits.device, logits.dtype).view_as(logits)
     if problem_type == "regression":

@@ -14,7 +14,7 @@ import inspect
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal, TypedDict, cast
+from typing import TYPE_CHECKING, Literal, TypedDict, cast
 
 import torch
 from torch import nn
@@ -46,6 +46,11 @@ from .sequences import Landmarks, Sequences, TokenPlaces, draw_permutation, pool
 from .smoothing import FourierConvolution, Smoother
 
 
+if TYPE_CHECKING:
+    # Never run, as it would be circular. Files that a file imports are saved with it, and loaded with `AUTO_MAP`.
+    from .matching import SKTformerForSequenceMatching  # noqa: F401
+
+
 AUTO_MAP = {
     "AutoConfig": "configuration_sktformer.SKTformerConfig",
     "AutoModel": "modeling_sktformer.SKTformerModel",
@@ -54,6 +59,7 @@ AUTO_MAP = {
     "AutoModelForTokenClassification": "modeling_sktformer.SKTformerForTokenClassification",
     "AutoModelForQuestionAnswering": "modeling_sktformer.SKTformerForQuestionAnswering",
     "AutoModelForMultipleChoice": "modeling_sktformer.SKTformerForMultipleChoice",
+    "AutoModelForNextSentencePrediction": "matching.SKTformerForSequenceMatching",
 }
 
 
@@ -640,7 +646,7 @@ class SKTformerClassificationHead(nn.Module):
         super().__init__()
         self.pooling = config.classifier_pooling
         self.dense = nn.Linear(config.hidden_size, config.hidden_size)
-        self.dropout = _build_classifier_dropout(config)
+        self.dropout = nn.Dropout(classifier_dropout(config))
         self.output = nn.Linear(config.hidden_size, num_labels)
 
     def forward(self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
@@ -648,9 +654,10 @@ class SKTformerClassificationHead(nn.Module):
         return self.output(self.dropout(torch.tanh(self.dense(pooled))))
 
 
-def _build_classifier_dropout(config: SKTformerConfig) -> nn.Dropout:
+def classifier_dropout(config: SKTformerConfig) -> float:
+    """Probability of the dropout before classifiers."""
     given = config.classifier_dropout
-    return nn.Dropout(config.hidden_dropout_prob if given is None else given)
+    return config.hidden_dropout_prob if given is None else given
 
 
 class SKTformerForSequenceClassification(SKTformerPreTrainedModel):
@@ -711,7 +718,7 @@ class SKTformerForTokenClassification(SKTformerPreTrainedModel):
         super().__init__(config)
         self.num_labels = cast(int, config.num_labels)
         self.sktformer = SKTformerModel(config)
-        self.dropout = _build_classifier_dropout(config)
+        self.dropout = nn.Dropout(classifier_dropout(config))
         self.classifier = nn.Linear(config.hidden_size, self.num_labels)
         self.post_init()
 
@@ -755,7 +762,7 @@ class SKTformerForQuestionAnswering(SKTformerPreTrainedModel):
     def __init__(self, config: SKTformerConfig):
         super().__init__(config)
         self.sktformer = SKTformerModel(config)
-        self.dropout = _build_classifier_dropout(config)
+        self.dropout = nn.Dropout(classifier_dropout(config))
         self.qa_outputs = nn.Linear(config.hidden_size, 2)
         self.post_init()
 
@@ -841,13 +848,9 @@ class SKTformerForMultipleChoice(SKTformerPreTrainedModel):
             `MultipleChoiceModelOutput` with `logits` of shape `(batch_size, num_choices)`.
         """
         num_choices = cast(torch.Tensor, input_ids if inputs_embeds is None else inputs_embeds).shape[1]
-        input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds = (
-            None if values is None else values.flatten(0, 1)
-            for values in (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
-        )
-        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        inputs = flatten_choices(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
         outputs = self.sktformer(*inputs, return_dict=True, **kwargs)
-        scores = self.classifier(outputs.last_hidden_state, attention_mask)
+        scores = self.classifier(outputs.last_hidden_state, inputs[1])
         logits = scores.view(-1, num_choices)
         loss = None
         if labels is not None:
@@ -855,6 +858,11 @@ class SKTformerForMultipleChoice(SKTformerPreTrainedModel):
         return MultipleChoiceModelOutput(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
         )
+
+
+def flatten_choices(*inputs: torch.Tensor | None) -> list[torch.Tensor | None]:
+    """Make the choices of `(batch_size, num_choices, ...)` rows of the batch: `(batch_size * num_choices, ...)`."""
+    return [None if values is None else values.flatten(0, 1) for values in inputs]
 
 
 __all__ = [

@@ -8,23 +8,23 @@ from torch.export import Dim
 
 from modeling_sktformer import (
     SKTformerForMaskedLM,
-    SKTformerForMultipleChoice,
     SKTformerForSequenceClassification,
     SKTformerModel,
 )
 from support.builders import (
     MODELS,
-    NUM_CHOICES,
+    PAIR_HEADS,
     VOCAB_SIZE,
     assert_equal,
     gradients,
+    in_pairs,
     make_batch,
     make_model,
     token_outputs,
 )
 
 
-ENCODERS = [model_class for model_class in MODELS if model_class is not SKTformerForMultipleChoice]
+ENCODERS = [model_class for model_class in MODELS if model_class not in PAIR_HEADS]
 DYNAMIC = {name: {0: Dim.DYNAMIC, 1: Dim.DYNAMIC} for name in ("input_ids", "attention_mask", "token_type_ids")}
 
 
@@ -62,13 +62,13 @@ def test_one_exported_graph_serves_every_batch_and_length(model_class, smoother_
             assert_equal(actual, expected)
 
 
-def test_multiple_choice_exports():
-    model = make_model(SKTformerForMultipleChoice).eval()
-    inputs = make_batch([12, 7, 3, 5]).inputs("left", 13)
-    pairs = {name: values.unflatten(0, (2, 2)) for name, values in inputs.items()}
+@pytest.mark.parametrize("model_class", PAIR_HEADS)
+def test_heads_of_pairs_export(model_class):
+    model = make_model(model_class).eval()
+    pairs = in_pairs(make_batch([12, 7, 3, 5]).inputs("left", 13))
     dynamic = {name: {0: Dim.DYNAMIC, 2: Dim.DYNAMIC} for name in pairs}
     graph = torch.export.export(model, (), pairs, dynamic_shapes=dynamic).module()
-    longer = {name: values.unflatten(0, (3, 2)) for name, values in make_batch([9, 1, 16, 2, 4, 5]).inputs().items()}
+    longer = in_pairs(make_batch([9, 1, 16, 2, 4, 5]).inputs())
     assert_equal(graph(**longer).logits, model(**longer).logits)
 
 
@@ -98,7 +98,7 @@ def test_onnx_has_the_same_numbers(model_class, smoother_norm, num_positions, tm
 
 @pytest.mark.parametrize(
     ("model_class", "training"),
-    [(SKTformerModel, False), (SKTformerForMaskedLM, True), (SKTformerForMultipleChoice, True)],
+    [(SKTformerModel, False), (SKTformerForMaskedLM, True), *((head, True) for head in PAIR_HEADS)],
 )
 # The number of labelled positions depends on the data: that it may stay in the graph has to be asked for.
 @torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True)
@@ -111,8 +111,7 @@ def test_compiles_without_a_graph_break_for_every_length(model_class, training):
         for forward in (compiled, model):
             model.zero_grad()
             inputs = batch.inputs("left")
-            if model_class is SKTformerForMultipleChoice:
-                inputs = {name: values.unflatten(0, (-1, NUM_CHOICES)) for name, values in inputs.items()}
+            inputs = in_pairs(inputs) if model_class in PAIR_HEADS else inputs
             output = forward(**inputs, **batch.labels(model_class, "left"))
             loss = output.last_hidden_state.square().sum() if model_class is SKTformerModel else output.loss
             loss.backward()

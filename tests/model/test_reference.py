@@ -7,6 +7,7 @@ from modeling_sktformer import (
     SKTformerForMaskedLM,
     SKTformerForMultipleChoice,
     SKTformerForQuestionAnswering,
+    SKTformerForSequenceMatching,
     SKTformerForTokenClassification,
     SKTformerModel,
     attention,
@@ -23,6 +24,7 @@ from support.reference import (
     naive_layer_norm,
     naive_linear,
     naive_masked_lm_logits,
+    naive_matching_logits,
     naive_pooled_logits,
     naive_skeleton_attention,
     naive_smoother,
@@ -78,6 +80,10 @@ def naive_loss_and_outputs(model, batch, training):
             for row, label in zip(rows, row_labels[: len(rows)], strict=True)
         ]
         return naive_cross_entropy([row for row, _ in flat], [label for _, label in flat]), logits
+    if isinstance(model, SKTformerForSequenceMatching):
+        pairs = zip(states[::2], states[1::2], strict=True)
+        logits = [naive_matching_logits(weights, config, first, second) for first, second in pairs]
+        return naive_cross_entropy(logits, labels["labels"].tolist()), logits
     logits = [naive_pooled_logits(weights, config, state) for state in states]
     if isinstance(model, SKTformerForMultipleChoice):
         logits = [torch.cat(pair) for pair in zip(logits[::2], logits[1::2], strict=True)]

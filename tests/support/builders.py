@@ -10,6 +10,7 @@ from modeling_sktformer import (
     SKTformerForMultipleChoice,
     SKTformerForQuestionAnswering,
     SKTformerForSequenceClassification,
+    SKTformerForSequenceMatching,
     SKTformerForTokenClassification,
     SKTformerModel,
 )
@@ -18,13 +19,16 @@ from modeling_sktformer import (
 HEADS = [
     SKTformerForMaskedLM,
     SKTformerForSequenceClassification,
+    SKTformerForSequenceMatching,
     SKTformerForTokenClassification,
     SKTformerForQuestionAnswering,
     SKTformerForMultipleChoice,
+    SKTformerForSequenceMatching,
 ]
 MODELS = [SKTformerModel, *HEADS]
+# Heads whose inputs have an axis of two sequences: two choices, or the two that are matched.
+PAIR_HEADS = (SKTformerForMultipleChoice, SKTformerForSequenceMatching)
 VOCAB_SIZE = 30
-NUM_CHOICES = 2
 
 
 def make_config(**overrides) -> SKTformerConfig:
@@ -132,9 +136,8 @@ class Batch:
                 targets[1::3] = -100
                 labels[row, place] = targets.long()
             return {"labels": labels}
-        if model_class is SKTformerForMultipleChoice:
-            return {"labels": torch.arange(len(self.sequences) // NUM_CHOICES) % NUM_CHOICES}
-        return {"labels": torch.arange(len(self.sequences)) % 3}
+        num_rows = len(self.sequences) // 2 if model_class in PAIR_HEADS else len(self.sequences)
+        return {"labels": torch.arange(num_rows) % (2 if model_class is SKTformerForMultipleChoice else 3)}
 
 
 def make_batch(lengths: list[int], seed: int = 2) -> Batch:
@@ -147,10 +150,13 @@ def make_batch(lengths: list[int], seed: int = 2) -> Batch:
 
 
 def call(model, inputs: dict[str, torch.Tensor], **labels):
-    """Call any model; a multiple choice head gets consecutive sequences as the choices of one question."""
-    if isinstance(model, SKTformerForMultipleChoice):
-        inputs = {name: values.unflatten(0, (-1, NUM_CHOICES)) for name, values in inputs.items()}
-    return model(**inputs, **labels)
+    """Call any model; heads of pairs get consecutive sequences as the two."""
+    return model(**(in_pairs(inputs) if isinstance(model, PAIR_HEADS) else inputs), **labels)
+
+
+def in_pairs(inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Consecutive sequences as pairs, `(batch_size / 2, 2, ...)`."""
+    return {name: values.unflatten(0, (-1, 2)) for name, values in inputs.items()}
 
 
 def token_outputs(output) -> list[torch.Tensor]:

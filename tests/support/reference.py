@@ -201,6 +201,17 @@ def naive_masked_lm_logits(weights: Weights, config, states: Tensor) -> Tensor:
 
 
 def naive_pooled_logits(weights: Weights, config, states: Tensor) -> Tensor:
-    pooled = states[0] if config.classifier_pooling == "cls" else states.mean(0)
-    hidden = torch.tanh(naive_linear(under(weights, "classifier.dense"), pooled))
-    return naive_linear(under(weights, "classifier.output"), hidden)
+    return naive_classifier(under(weights, "classifier"), naive_pooling(config, states))
+
+
+def naive_matching_logits(weights: Weights, config, first: Tensor, second: Tensor) -> Tensor:
+    a, b = naive_pooling(config, first), naive_pooling(config, second)
+    return naive_classifier(under(weights, "classifier"), torch.cat([a, b, a * b, a - b]))
+
+
+def naive_pooling(config, states: Tensor) -> Tensor:
+    return states[0] if config.classifier_pooling == "cls" else states.mean(0)
+
+
+def naive_classifier(weights: Weights, features: Tensor) -> Tensor:
+    return naive_linear(under(weights, "output"), torch.tanh(naive_linear(under(weights, "dense"), features)))

@@ -23,6 +23,7 @@ from modeling_sktformer import (
     SKTformerForMultipleChoice,
     SKTformerForQuestionAnswering,
     SKTformerForSequenceClassification,
+    SKTformerForSequenceMatching,
     SKTformerForTokenClassification,
     SKTformerModel,
 )
@@ -90,6 +91,8 @@ def install_source_tests(cache: Path, register_marker: Callable[[str], None]) ->
     common = importlib.import_module(f"{PACKAGE}.test_modeling_common")
     for mapping, model_class in KINDS_OF_MODEL.items():
         setattr(common, mapping, {**getattr(common, mapping), "sktformer": model_class.__name__})
+    # Pairs to match have the inputs and labels of two choices.
+    common.MODEL_FOR_MULTIPLE_CHOICE_MAPPING_NAMES["sktformer_pairs"] = SKTformerForSequenceMatching.__name__
     return None
 
 

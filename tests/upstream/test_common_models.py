@@ -21,6 +21,7 @@ from modeling_sktformer import (
     SKTformerForMultipleChoice,
     SKTformerForQuestionAnswering,
     SKTformerForSequenceClassification,
+    SKTformerForSequenceMatching,
     SKTformerForTokenClassification,
     SKTformerModel,
 )
@@ -220,6 +221,19 @@ class SKTformerForMultipleChoiceTest(
         input_ids = super()._create_text_training_batch(*args, **kwargs)["input_ids"]
         choices = torch.stack([input_ids, input_ids.flip(-1), input_ids.roll(1, -1)], dim=1)
         return {"input_ids": choices, "labels": torch.ones(len(input_ids), dtype=torch.long)}
+
+
+class SKTformerForSequenceMatchingTest(
+    CommonTests, unittest.TestCase, skipped=(FOR_BASE_MODEL, FOR_MASKED_LM, FOR_SEQUENCE_CLASSIFICATION)
+):
+    all_model_classes = (SKTformerForSequenceMatching,)
+    model_tester = SKTformerModelTester()
+    model_tester.num_choices = 2
+
+    def _create_text_training_batch(self, *args, **kwargs):
+        input_ids = super()._create_text_training_batch(*args, **kwargs)["input_ids"]
+        pairs = torch.stack([input_ids, input_ids.flip(-1)], dim=1)
+        return {"input_ids": pairs, "labels": torch.ones(len(input_ids), dtype=torch.long)}
 
 
 COMPOSITE = pytest.mark.skip(reason="no configuration lies inside another")
