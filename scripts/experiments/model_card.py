@@ -56,6 +56,7 @@ _USES = {
     'model = {example}.from_pretrained("{title}"{remote}).eval()\n'
     "# The last context_length steps of the series, scaled by the means and deviations in series.json.\n"
     "forecast = model(past_values=past_values).prediction_outputs",
+    "other": "{example}",
 }
 
 
@@ -65,9 +66,10 @@ class CardFacts:
     What a card says of a checkpoint that an entry point, `script`, has trained.
 
     `description` says in sentences what it is and what it was trained on. `example` is what the pipeline is called
-    with: a sentence with a mask, or Python code. `scores` are the values measured on `evaluated_on`, by their names,
-    and `results` the same in Markdown, beside what they have to be compared with. `picture` lies beside the card.
-    `datasets` are ids of the Hub, `base_model` is what training started from.
+    with: a sentence with a mask, or Python code; for the tag `other` it is all of the code. `scores` are the values
+    measured on `evaluated_on`, by their names, and `results` the same in Markdown, beside what they have to be
+    compared with. `picture` lies beside the card. `datasets` are ids of the Hub, `base_model` is what training started
+    from.
     """
 
     title: str

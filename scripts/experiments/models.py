@@ -2,6 +2,7 @@
 
 import hashlib
 import importlib.util
+import json
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -71,6 +72,26 @@ class ModelArguments(_OriginArguments):
 
 
 @dataclass
+class SizedModelArguments:
+    """Sizes of a new model that is made for a task."""
+
+    model_config: str | None = flag(
+        None, "Fields of a new SKTformer as JSON; in recipes a mapping. Others take their sizes from it."
+    )
+    config_overrides: str | None = flag(None, "Fields to change in the configuration, as field=value,field=value.")
+
+    def fields(self) -> dict[str, Any]:
+        """The fields of a new SKTformer."""
+        try:
+            fields = json.loads(self.model_config or "{}")
+        except ValueError as error:
+            raise UserError(f"--model_config is no JSON ({one_line(error)}).") from error
+        if not isinstance(fields, dict):
+            raise UserError("--model_config must be a mapping of fields to values.")
+        return fields
+
+
+@dataclass
 class CheckpointArguments(_OriginArguments):
     """The checkpoint to fine-tune."""
 
@@ -110,7 +131,7 @@ def build_config(
             config.landmark_seed = seed
         config.update(fields)
         config.update(length := length_fields(config, max_length))
-        _override_fields(config, arguments.config_overrides)
+        override_fields(config, arguments.config_overrides)
         config.validate()
         if config.max_position_embeddings < length["max_position_embeddings"]:
             raise UserError(
@@ -215,6 +236,12 @@ def fingerprint_config(name: str) -> str:
     if name in available_presets() or not file.is_file():
         return name
     return f"{path.name}@{hashlib.sha256(file.read_bytes()).hexdigest()}"
+
+
+def describe_config(model: PreTrainedModel) -> dict[str, Any]:
+    """The fields of a new model that are not the defaults; its landmarks are the seed's."""
+    unrelated = ("landmark_seed", "transformers_version", "architectures", "dtype")
+    return {name: value for name, value in model.config.to_diff_dict().items() if name not in unrelated}
 
 
 def load_classifier(
@@ -374,7 +401,7 @@ def _load_config(arguments: ModelArguments | CheckpointArguments, architectures:
     for name, why in rivals.items():
         if name in (arguments.config_overrides or ""):
             raise UserError(f"--config_overrides: {why}; leave {name} out.")
-    _override_fields(config, arguments.config_overrides)
+    override_fields(config, arguments.config_overrides)
     return config
 
 
@@ -400,7 +427,8 @@ def _named_config(arguments: ModelArguments) -> PreTrainedConfig:
         ) from error
 
 
-def _override_fields(config: PreTrainedConfig, overrides: str | None) -> None:
+def override_fields(config: PreTrainedConfig, overrides: str | None) -> None:
+    """Set what `--config_overrides` names; a `UserError` for what is no field, or cannot be set."""
     for override in overrides.split(",") if overrides else ():
         if "=" not in override or not hasattr(config, override.split("=")[0]):
             kind = type(config).__name__

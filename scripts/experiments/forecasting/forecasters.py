@@ -1,7 +1,6 @@
 """The forecaster that is trained: SKTformer, or another one of transformers with the same interface."""
 
 import inspect
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -21,8 +20,9 @@ from transformers import (
     PreTrainedModel,
 )
 
-from experiments.arguments import UserError, one_line
+from experiments.arguments import UserError, flag, one_line
 from experiments.fine_tuning import FineTuningArguments, FineTuningTrainer
+from experiments.models import SizedModelArguments, override_fields
 from modeling_sktformer import SKTformerConfig, SKTformerForPrediction
 from modeling_sktformer.forecasting import prediction_loss
 
@@ -53,33 +53,16 @@ _LEGACY_BATCH = 32
 
 
 @dataclass
-class ForecasterArguments:
+class ForecasterArguments(SizedModelArguments):
     """The forecaster."""
 
-    model_name_or_path: str | None = field(
-        default=None, metadata={"help": "Forecaster to forecast with, or to go on from: a folder of this script."}
+    model_name_or_path: str | None = flag(
+        None, "Forecaster to forecast with, or to go on from: a folder of this script."
     )
-    trust_remote_code: bool = field(default=False, metadata={"help": "Run the code that a checkpoint carries."})
-    model_type: Literal[tuple(_PEERS)] = field(  # type: ignore[valid-type]
-        default="sktformer", metadata={"help": "Architecture of a new forecaster, of the same sizes."}
+    trust_remote_code: bool = flag(False, "Run the code that a checkpoint carries.")
+    model_type: Literal[tuple(_PEERS)] = flag(  # type: ignore[valid-type]
+        "sktformer", "Architecture of a new forecaster, of the same sizes."
     )
-    model_config: str | None = field(
-        default=None,
-        metadata={"help": "Fields of a new SKTformer as JSON; in recipes a mapping. Others take their sizes from it."},
-    )
-    config_overrides: str | None = field(
-        default=None, metadata={"help": "Fields to change in the configuration, as field=value,field=value."}
-    )
-
-    def fields(self) -> dict[str, Any]:
-        """The fields of a new SKTformer."""
-        try:
-            fields = json.loads(self.model_config or "{}")
-        except ValueError as error:
-            raise UserError(f"--model_config is no JSON ({one_line(error)}).") from error
-        if not isinstance(fields, dict):
-            raise UserError("--model_config must be a mapping of fields to values.")
-        return fields
 
 
 def load_config(arguments: ForecasterArguments) -> PreTrainedConfig:
@@ -139,7 +122,7 @@ def build_forecaster(
         for override in filter(None, (arguments.config_overrides or "").split(",")):
             if override.partition("=")[0] in lengths:
                 raise UserError(f"--config_overrides: {override} has a flag of its own; leave it out.")
-            config.update_from_string(override)
+        override_fields(config, arguments.config_overrides)
         return model_class(config)
     except UserError:
         raise
@@ -258,9 +241,3 @@ def load_best(folder: Path, arguments: ForecasterArguments) -> PreTrainedModel:
     config = load_config(trained)
     lengths = [getattr(config, name) for name in ("context_length", "prediction_length", "num_input_channels")]
     return build_forecaster(trained, *lengths)
-
-
-def describe_config(model: PreTrainedModel) -> dict[str, Any]:
-    """The fields of a new forecaster that are not the defaults; its landmarks are the seed's."""
-    unrelated = ("landmark_seed", "transformers_version", "architectures", "dtype")
-    return {name: value for name, value in model.config.to_diff_dict().items() if name not in unrelated}

@@ -14,14 +14,13 @@ from experiments.forecasting.forecasters import (
     build_forecaster,
     collate,
     compute_metrics,
-    describe_config,
     load_best,
     load_config,
 )
 from experiments.forecasting.report import draw_windows, write_forecaster_card, write_future
 from experiments.forecasting.series import Series
 from experiments.forecasting.windows import Scaler, SeriesArguments, Windows, fingerprint_series, make_windows
-from experiments.models import fingerprint_checkpoint
+from experiments.models import describe_config, fingerprint_checkpoint
 
 
 FORECAST_FILE = "forecast.csv"

@@ -1,0 +1,103 @@
+"""A task of Long Range Arena as a job of fine-tuning: trained, chosen on validation, measured on the whole test."""
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import EvalPrediction
+
+from experiments.arguments import Command
+from experiments.fine_tuning import FineTuningTrainer, Job, read_metrics
+from experiments.lra.examples import Examples, collate
+from experiments.lra.models import build_model, vocab_size
+from experiments.lra.pretraining import MaskedCollator, SelfPretrainingTrainer
+from experiments.lra.pretraining import compute_metrics as compute_masked_metrics
+from experiments.lra.published import published_accuracy, published_curve, published_noise, published_rows
+from experiments.lra.report import write_task_card
+from experiments.lra.tasks import TASKS
+from experiments.models import describe_config, fingerprint_checkpoint
+from experiments.results import write_json
+from experiments.run_folder import METRICS_FILE
+
+
+class CurveTrainer(FineTuningTrainer):
+    """A Trainer that measures the test, too, whenever it evaluates, for a curve: nothing is chosen by it."""
+
+    def __init__(self, test: Examples, **kwargs: Any):
+        super().__init__(**kwargs)
+        self.test = test
+
+    def evaluate(self, eval_dataset: Any = None, *args: Any, **kwargs: Any) -> dict[str, float]:
+        if eval_dataset is None:
+            super().evaluate(self.test, metric_key_prefix="eval_test")  # type: ignore[arg-type]
+        return super().evaluate(eval_dataset, *args, **kwargs)
+
+
+def compute_metrics(prediction: EvalPrediction) -> dict[str, float]:
+    """The share of all examples that are classified right; `score` is the same."""
+    logits = prediction.predictions[0] if isinstance(prediction.predictions, tuple) else prediction.predictions
+    accuracy = float((np.asarray(logits).argmax(axis=-1) == prediction.label_ids).mean())
+    return {"score": accuracy, "accuracy": accuracy}
+
+
+def make_job(command: Command, parts: Mapping[str, Examples]) -> Job:
+    """A task as the engine takes it."""
+    model_arguments, arguments, training = command.groups
+    task, name = TASKS[arguments.task_name], model_arguments.model_name_or_path
+    trains, masks = training.do_train, training.mask_probability is not None
+    splits = {part: examples for part, examples in parts.items() if trains or part != "train"}
+    is_padded = any(len(np.unique(part.lengths)) > 1 for part in splits.values())
+
+    def build() -> Any:
+        return build_model(model_arguments, task, arguments.length, is_padded, torch.initial_seed(), masks)
+
+    model = build()  # which shows now whether it can be made
+    paper = {
+        "rows": published_rows(arguments.task_name),
+        "accuracy": published_accuracy(arguments.task_name, model.config),
+        "curve": {str(step): v for step, v in published_curve(arguments.task_name, model.config).items()},
+        "noisy_accuracy": published_noise(model.config, arguments.noise) if arguments.task_name == "image" else None,
+    }
+    test: dict[str, Any] = {"trainer_class": partial(CurveTrainer, splits["test"])} if training.test_curve else {}
+    masked: dict[str, Any] = {
+        "trainer_class": SelfPretrainingTrainer,
+        "collator": MaskedCollator(vocab_size(task) - 1, training.mask_probability or 0.0),
+        "compute_metrics": compute_masked_metrics,
+    }
+    classified = {"collator": collate, "compute_metrics": compute_metrics, **test}
+    return Job(
+        name=arguments.task_name,
+        title=f"{task.title}, masked values" if masks else task.title,
+        build_model=build,
+        splits=splits,  # type: ignore[arg-type]
+        processing_class=None,
+        shown=("accuracy",),
+        identity={
+            "task": arguments.task_name,
+            "data": {part: examples.fingerprint() for part, examples in splits.items()},
+            "checkpoint": fingerprint_checkpoint(name) if name else describe_config(model),
+            "config": model_arguments.model_config if name else None,
+            "mask_probability": training.mask_probability,
+        },
+        facts={
+            "started_from": Path(name).name if name else "scratch",
+            "is_partial": arguments.is_partial,
+            "source": splits["test"].source,
+            "max_length": arguments.length,
+            "noise": arguments.noise,
+            "published": paper,
+        },
+        write_card=partial(write_task_card, task, masks),
+        **(masked if masks else classified),
+    )
+
+
+def record_curve(folder: Path) -> None:
+    """Write into a trial's metrics the test accuracy after each evaluation, by its step: `curve`."""
+    metrics, key = read_metrics(folder), "eval_test_accuracy"
+    found = {str(entry["step"]): entry[key] for entry in metrics["history"] if key in entry}
+    if found and "curve" not in metrics:
+        write_json(folder / METRICS_FILE, metrics | {"curve": found})

@@ -1,0 +1,190 @@
+"""The model of a task: SKTformer, or another encoder of transformers with the same sizes, pooling and head."""
+
+import inspect
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForMaskedLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
+from transformers.modeling_outputs import SequenceClassifierOutput
+
+from experiments.architectures import build_comparable_config, length_fields, longest_input
+from experiments.arguments import UserError, flag, one_line
+from experiments.lra.examples import PAD
+from experiments.lra.tasks import Task
+from experiments.models import SizedModelArguments, override_fields
+from modeling_sktformer import SKTformerConfig, SKTformerForSequenceClassification, SKTformerForSequenceMatching
+from modeling_sktformer.losses import classification_loss
+from modeling_sktformer.matching import SKTformerMatchingHead
+from modeling_sktformer.modeling_sktformer import SKTformerClassificationHead
+from modeling_sktformer.sequences import pool_tokens
+
+
+_SKTFORMER = SKTformerConfig.model_type
+
+
+@dataclass
+class LraModelArguments(SizedModelArguments):
+    """The model."""
+
+    model_name_or_path: str | None = flag(None, "Start from a model of this script: a folder or a name on the Hub.")
+    model_type: str = flag(
+        _SKTFORMER, "Architecture of a new model: an encoder of transformers (bert, fnet, nystromformer, ...)."
+    )
+
+
+class EncoderForSequences(PreTrainedModel):
+    """
+    Any encoder of transformers below SKTformer's own heads, so that rows of a table differ in the encoder alone.
+
+    Args:
+        config (`PreTrainedConfig`): The encoder's. Its fields `head_config` (a mapping, the SKTformer's whose head it
+            gets) and `per_example` (sequences in an example) are added by [`build_config`].
+    """
+
+    config_class = PreTrainedConfig
+    base_model_prefix = "encoder"
+    _supports_sdpa = _supports_flash_attn = _supports_flex_attn = True  # the encoder knows
+
+    def __init__(self, config: PreTrainedConfig):
+        super().__init__(config)
+        self.encoder = AutoModel.from_config(config)
+        head = SKTformerConfig(**config.head_config)
+        self.classifier: nn.Module = (
+            SKTformerClassificationHead(head, config.num_labels)
+            if config.per_example == 1
+            else SKTformerMatchingHead(head.hidden_size, config.num_labels, head.hidden_dropout_prob)
+        )
+        taken = inspect.signature(self.encoder.forward).parameters
+        self._takes_mask = "attention_mask" in taken
+        self.post_init()
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        **kwargs: Any,
+    ) -> SequenceClassifierOutput:
+        """
+        Classify sequences `(batch_size, length)`, or pairs of them `(batch_size, 2, length)`.
+
+        Returns:
+            `SequenceClassifierOutput` with `logits` of shape `(batch_size, num_labels)`.
+        """
+        length = input_ids.shape[-1]
+        flat_mask = None if attention_mask is None else attention_mask.view(-1, length)
+        inputs = {"attention_mask": flat_mask} if self._takes_mask and flat_mask is not None else {}
+        states = self.encoder(input_ids.view(-1, length), **inputs).last_hidden_state
+        if self.config.per_example == 1:
+            logits = self.classifier(states, flat_mask)
+        else:
+            pooled = pool_tokens(states, flat_mask, "mean").unflatten(0, (-1, 2))
+            logits = self.classifier(pooled[:, 0], pooled[:, 1])
+        loss = None if labels is None else classification_loss(logits, labels, "single_label_classification", None)
+        return SequenceClassifierOutput(loss=loss, logits=logits)
+
+
+def build_config(
+    arguments: LraModelArguments, task: Task, max_length: int, is_padded: bool, seed: int
+) -> PreTrainedConfig:
+    """
+    The configuration of a new model, made for `max_length` tokens of a task.
+
+    Nystromformer is linear in the length where batches have no padding; where they do (`is_padded`) it has full
+    attention, because its linear form takes no mask.
+
+    Raises:
+        UserError: if there is no such architecture, or none can be made of these fields.
+    """
+    names = dict(enumerate(task.labels))
+    fields: dict[str, Any] = {
+        "vocab_size": vocab_size(task),
+        "pad_token_id": PAD,
+        "num_labels": len(names),
+        "id2label": names,
+        "label2id": {name: number for number, name in names.items()},
+        "problem_type": "single_label_classification",
+    }
+    own = {"landmark_seed": seed % 2**31, **arguments.fields()}
+    try:
+        config: PreTrainedConfig = SKTformerConfig(**own, **fields)
+        # What an SKTformer has no field for is the other architecture's own.
+        overrides = arguments.config_overrides.split(",") if arguments.config_overrides else []
+        shared = [override for override in overrides if hasattr(config, override.partition("=")[0])]
+        override_fields(config, ",".join(shared))
+        if arguments.model_type != _SKTFORMER:
+            head = {key: value for key, value in config.to_diff_dict().items() if key != "landmark_seed"}
+            config = build_comparable_config(arguments.model_type, config, **fields)
+            config.head_config, config.per_example = head, task.per_example
+        length = length_fields(config, max_length)
+        if is_padded and "num_landmarks" in length:
+            length["num_landmarks"] = length["segment_means_seq_len"]
+        config.update(length)
+        override_fields(config, ",".join(override for override in overrides if override not in shared))
+        return config
+    except UserError:
+        raise
+    except Exception as error:  # of all kinds, from configurations that others have written
+        raise UserError(f"No {arguments.model_type} can be made of these fields: {one_line(error)}") from error
+
+
+def build_model(
+    arguments: LraModelArguments, task: Task, max_length: int, is_padded: bool, seed: int, is_masked_lm: bool = False
+) -> PreTrainedModel:
+    """
+    Make a model for a task, or load one: of a masked language model, the encoder below a new head.
+
+    Raises:
+        UserError: if it cannot be made or loaded, or was made for other inputs.
+    """
+    name = arguments.model_name_or_path
+    try:
+        if not name:
+            config = build_config(arguments, task, max_length, is_padded, seed)
+            return AutoModelForMaskedLM.from_config(config) if is_masked_lm else _class_for(config, task)(config)
+        model = _load_model(arguments, task, is_masked_lm)
+    except (OSError, ValueError, RuntimeError) as error:
+        if isinstance(error, UserError):
+            raise
+        what = f"The model {name} cannot be loaded" if name else f"No {arguments.model_type} can be made"
+        raise UserError(f"{what}: {one_line(error)}") from error
+    if (longest := longest_input(model) or max_length) < max_length:
+        raise UserError(
+            f"The model {name} takes {longest} tokens, and inputs have {max_length}; give --max_seq_length."
+        )
+    return model
+
+
+def _load_model(arguments: LraModelArguments, task: Task, is_masked_lm: bool) -> PreTrainedModel:
+    name: Any = arguments.model_name_or_path
+    config = AutoConfig.from_pretrained(name)
+    if config.vocab_size != vocab_size(task):
+        raise UserError(f"The model {name} was not made for {task.title}: it has {config.vocab_size} kinds of tokens.")
+    if is_masked_lm:
+        return AutoModelForMaskedLM.from_pretrained(name)
+    # What a recipe of fine-tuning says about dropout holds, and not what one of pre-training said.
+    config.update({key: value for key, value in arguments.fields().items() if "dropout" in key})
+    if config.model_type != _SKTFORMER and (config.architectures or [""])[0].endswith("ForMaskedLM"):
+        model = EncoderForSequences(config)
+        model.encoder = AutoModel.from_pretrained(name, config=config)
+        return model
+    return _class_for(config, task).from_pretrained(name, config=config)
+
+
+def vocab_size(task: Task) -> int:
+    """Tokens of a task: its values, padding in front of them, and behind them the mask of pre-training."""
+    return task.num_values + PAD + 2
+
+
+def _class_for(config: PreTrainedConfig, task: Task) -> Any:
+    if config.model_type != _SKTFORMER:
+        return EncoderForSequences
+    return SKTformerForSequenceClassification if task.per_example == 1 else SKTformerForSequenceMatching

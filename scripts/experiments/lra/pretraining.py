@@ -1,0 +1,48 @@
+"""Masked self-pretraining: a task's own training inputs, without their labels, teach the encoder first."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import EvalPrediction
+
+from experiments.fine_tuning import FineTuningTrainer
+from experiments.lra.examples import PAD, collate
+from experiments.text.masked_lm import IGNORE_INDEX, sum_token_losses
+
+
+class SelfPretrainingTrainer(FineTuningTrainer):
+    """A Trainer that gathers sums over predicted tokens in place of their logits."""
+
+    def __init__(self, **kwargs: Any):
+        super().__init__(preprocess_logits_for_metrics=sum_token_losses, **kwargs)
+
+
+class MaskedCollator:
+    """
+    Pads sequences, of pairs each by itself, and replaces a share of their values by the mask, to be predicted.
+
+    Args:
+        mask_token (`int`): The token that stands for a value.
+        probability (`float`): Share of the values that are masked.
+    """
+
+    def __init__(self, mask_token: int, probability: float):
+        self.mask_token, self.probability = mask_token, probability
+
+    def __call__(self, examples: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
+        """`input_ids`, `labels` (-100 where nothing is masked) and, with padding, `attention_mask`, `(B, length)`."""
+        batch = collate([{"sequences": [s], "labels": 0} for example in examples for s in example["sequences"]])
+        tokens = batch["input_ids"]
+        masked = (torch.rand(tokens.shape) < self.probability) & (tokens != PAD)
+        masked[:, 0] |= ~masked.any(dim=1)  # something is to be predicted in each
+        batch["labels"] = torch.where(masked, tokens, IGNORE_INDEX)
+        batch["input_ids"] = torch.where(masked, self.mask_token, tokens)
+        return batch
+
+
+def compute_metrics(prediction: EvalPrediction) -> dict[str, float]:
+    """Accuracy and loss (nats) over all masked values; `score` is the accuracy."""
+    loss, right, number = np.asarray(prediction.predictions).reshape(-1, 3).sum(axis=0).tolist()
+    return {"score": right / number, "accuracy": right / number, "masked_loss": loss / number}

@@ -1,0 +1,190 @@
+"""The tasks of Long Range Arena: what is read or made for each, how long its inputs are, and what was published."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from experiments.arguments import UserError, flag, require_at_least
+from experiments.lra import images, listops, pathfinder, texts
+from experiments.lra.examples import Examples
+from experiments.lra.published import TASK_NAMES
+
+
+CACHE = Path("runs/lra-data")
+
+
+@dataclass
+class LraArguments:
+    """The task and its data."""
+
+    task_name: Literal[TASK_NAMES] = flag("listops", "The task.")  # type: ignore[valid-type]
+    data_dir: str | None = flag(None, "Its published data: a folder, or of Image and Pathfinder a file, too.")
+    dataset_name: str | None = flag(None, "Its data on the Hub, in place of the usual ones (Image and Text).")
+    dataset_revision: str | None = flag(None, "Their commit, tag or branch.")
+    cache_dir: str | None = flag(None, f"Folder of data that are made (by default {CACHE}), or read from the Hub.")
+    num_generated: int | None = flag(None, "Examples to make where there are none: by default as many as published.")
+    generation_seed: int = flag(0, "Seed of what is made and of noise, whichever --seed trains.")
+    min_length: int = flag(500, "ListOps: expressions have more symbols than this,")
+    max_length: int = flag(2000, "and fewer than this.")
+    max_depth: int = flag(10, "ListOps: levels of an expression.")
+    max_args: int = flag(10, "ListOps: the most arguments of an operator.")
+    stand_in: bool = flag(False, "Retrieval: make pairs that stand in for the published ones.")
+    noise: float = flag(0.0, "Image: add noise from U(-a, a) to the pixels of all parts; a up to 255.")
+    max_seq_length: int | None = flag(None, "Longest input; the rest of longer ones is cut. By default the task's.")
+    max_train_samples: int | None = flag(None, "Train on so many examples, spread evenly over all.")
+    max_eval_samples: int | None = flag(None, "Likewise for validation.")
+    max_predict_samples: int | None = flag(None, "Likewise for the test.")
+    draw_examples: bool = flag(False, "Draw some of the training pictures (Image and Pathfinder).")
+    preprocessing_num_workers: int | None = flag(None, "Processes that make data; by default one for each core.")
+
+    def __post_init__(self) -> None:
+        require_at_least(1, self, "max_train_samples", "max_eval_samples", "max_predict_samples")
+        require_at_least(1, self, "max_seq_length", "preprocessing_num_workers")
+        require_at_least(100, self, "num_generated")
+        require_at_least(0, self, "noise", "generation_seed")
+        task, only = TASKS[self.task_name], {"noise": "image", "stand_in": "retrieval"}
+        for name, of in only.items():
+            if getattr(self, name) and self.task_name != of:
+                raise UserError(f"--{name} is for --task_name {of}; leave it out.")
+        if self.draw_examples and not task.is_picture:
+            raise UserError(f"--draw_examples: {task.title} has no pictures; leave it out.")
+        if self.noise > 255:
+            raise UserError(f"--noise is {self.noise:g}; pixels end at 255.")
+        if self.dataset_name and not task.hub:
+            raise UserError(f"--dataset_name: {task.title} is not read from the Hub; give --data_dir.")
+        if self.data_dir and (self.dataset_name or self.stand_in):
+            raise UserError("--data_dir and --dataset_name or --stand_in name several data sets; give one.")
+        if self.max_seq_length and task.is_picture and self.max_seq_length != task.max_length:
+            raise UserError(
+                f"--max_seq_length {self.max_seq_length}: a picture has {task.max_length} pixels; leave it out."
+            )
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether not all examples are used."""
+        return any((self.max_train_samples, self.max_eval_samples, self.max_predict_samples))
+
+    @property
+    def length(self) -> int:
+        """The longest input."""
+        return self.max_seq_length or TASKS[self.task_name].max_length
+
+    def path(self) -> Path | None:
+        """Where published data lie; a `UserError` if nothing is there."""
+        if self.data_dir and not (path := Path(self.data_dir).expanduser()).exists():
+            raise UserError(f"--data_dir {path}: there is no such file or folder (it is read from {Path.cwd()}).")
+        return Path(self.data_dir).expanduser() if self.data_dir else None
+
+    def made(self, name: str) -> Path:
+        """Where data that are made are kept."""
+        return Path(self.cache_dir or CACHE) / name
+
+
+@dataclass(frozen=True)
+class Task:
+    """
+    A task.
+
+    Args:
+        title (`str`): Its name in tables.
+        labels (`tuple` of `str`): What there is to tell apart.
+        num_values (`int`): What a value of an input can be: bytes, grey values, symbols.
+        max_length (`int`): The published length.
+        read (callable): Its parts from the arguments.
+        hub (`str`, *optional*): Its data set on the Hub.
+        is_picture (`bool`): Whether an input is a square picture.
+        per_example (`int`): Sequences in an example.
+    """
+
+    title: str
+    labels: tuple[str, ...]
+    num_values: int
+    max_length: int
+    read: Callable[[LraArguments], dict[str, Examples]]
+    hub: str | None = None
+    is_picture: bool = False
+    per_example: int = 1
+
+
+def load_parts(arguments: LraArguments) -> dict[str, Examples]:
+    """
+    The parts `train`, `validation` and `test` of a task.
+
+    Raises:
+        UserError: if they are not there, cannot be made or are malformed, in one line that says where.
+    """
+    task = TASKS[arguments.task_name]
+    parts = task.read(arguments)
+    if task.is_picture and any((part.lengths != task.max_length).any() for part in parts.values()):
+        raise UserError(f"{arguments.data_dir} has pictures of another size than {task.max_length} pixels.")
+    if arguments.noise:
+        parts = images.add_noise(parts, arguments.noise, arguments.generation_seed)
+    limits = (arguments.max_train_samples, arguments.max_eval_samples, arguments.max_predict_samples)
+    for name, limit in zip(("train", "validation", "test"), limits, strict=True):
+        part = parts[name].cut(arguments.length)
+        if limit and limit < len(part):
+            part = part.select(np.linspace(0, len(part) - 1, limit).round().astype(int).tolist())
+        parts[name] = part
+    return parts
+
+
+def _read_listops(arguments: LraArguments) -> dict[str, Examples]:
+    folder = arguments.path()
+    if folder is None:
+        numbers = (arguments.min_length, arguments.max_length, arguments.max_depth, arguments.max_args)
+        limits, count = listops.ListOpsLimits(*numbers), arguments.num_generated or sum(listops.SIZES.values())
+        folder = arguments.made("-".join(map(str, ["listops", *numbers, count, "seed", arguments.generation_seed])))
+        sizes = {"train": count - 2 * (count // 50), "validation": count // 50, "test": count // 50}
+        if not all((folder / name).is_file() for name in listops.FILES.values()):
+            listops.generate_listops(folder, limits, sizes, arguments.generation_seed, arguments.preprocessing_num_workers)
+    return {part: listops.read_listops(folder / name) for part, name in listops.FILES.items()}
+
+
+def _read_pathfinder(arguments: LraArguments) -> dict[str, Examples]:
+    path = arguments.path()
+    if path is None:
+        count = arguments.num_generated or 200_000
+        path = arguments.made(f"pathfinder-{count}-seed-{arguments.generation_seed}.npz")
+        if not path.is_file():
+            pathfinder.generate_pathfinder(path, count, arguments.generation_seed, arguments.preprocessing_num_workers)
+    return pathfinder.read_pathfinder(path)
+
+
+def _read_images(arguments: LraArguments) -> dict[str, Examples]:
+    if path := arguments.path():
+        return images.read_images(path)
+    return images.load_images(
+        arguments.dataset_name or images.HUB_DATASET, arguments.dataset_revision, arguments.cache_dir
+    )
+
+
+def _read_texts(arguments: LraArguments) -> dict[str, Examples]:
+    if folder := arguments.path():
+        return texts.read_reviews(folder, arguments.length)
+    name = arguments.dataset_name or texts.IMDB
+    return texts.load_reviews(name, arguments.dataset_revision, arguments.cache_dir, arguments.length)
+
+
+def _read_pairs(arguments: LraArguments) -> dict[str, Examples]:
+    if folder := arguments.path():
+        return texts.read_pairs(folder, arguments.length)
+    if arguments.stand_in:
+        count = arguments.num_generated or 10_000
+        sizes = (count - 2 * (count // 10), count // 10, count // 10)
+        return texts.make_pairs(sizes, arguments.length, arguments.generation_seed)
+    raise UserError(
+        "Retrieval needs the published pairs: fetch https://storage.googleapis.com/long-range-arena/lra_release.gz, "
+        "and give the folder with new_aan_pairs.train.tsv with --data_dir; or make others with --stand_in."
+    )
+
+
+TASKS: Mapping[str, Task] = {
+    "listops": Task("ListOps", tuple(map(str, range(10))), len(listops.VOCABULARY), 2000, _read_listops),
+    "text": Task("Text", ("negative", "positive"), 256, 1000, _read_texts, hub=texts.IMDB),
+    "retrieval": Task("Retrieval", ("unrelated", "related"), 256, 4000, _read_pairs, per_example=2),
+    "image": Task("Image", images.CLASSES, 256, 1024, _read_images, hub=images.HUB_DATASET, is_picture=True),
+    "pathfinder": Task("Pathfinder", ("apart", "connected"), 256, 1024, _read_pathfinder, is_picture=True),
+}

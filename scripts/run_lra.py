@@ -1,0 +1,97 @@
+"""
+Train and measure models on the tasks of Long Range Arena: ListOps, Text, Retrieval, Image and Pathfinder.
+
+    python scripts/run_lra.py --task_name listops
+    python scripts/run_lra.py --task_name image --data_dir cifar-10-python.tar.gz --seeds 5
+    python scripts/run_lra.py --task_name image --data_dir cifar10.npz --model_type bert --output_dir runs/lra/bert
+    python scripts/run_lra.py --recipe configuration/lra/image.yaml configuration/lra/self_pretraining.yaml \\
+        --data_dir cifar10.npz --output_dir runs/lra/image-masked
+    python scripts/run_lra.py --task_name image --data_dir cifar10.npz --model_name_or_path runs/lra/image-masked
+
+ListOps and Pathfinder are made by a seed where no published data are given. Without --recipe a task gets the paper's,
+configuration/lra/TASK.yaml; configuration/lra/best/TASK.yaml has the paper's best values. Starting the same command
+again goes on with a run that was cut short.
+"""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from experiments.arguments import CONFIGURATION, UserError, flag, parse_command, run_script
+from experiments.fine_tuning import FineTuningArguments, check_job, read_metrics, run_job, trial_folders
+from experiments.lra.jobs import make_job, record_curve
+from experiments.lra.models import LraModelArguments
+from experiments.lra.report import draw_examples, write_report
+from experiments.lra.tasks import TASKS, LraArguments, load_parts
+from experiments.run_folder import recorded_arguments
+from experiments.training import announce, describe_devices, describe_recipe, leave_process_group, prepare, upload_run
+
+
+@dataclass
+class LraTrainingArguments(FineTuningArguments):
+    """The arguments of training on Long Range Arena."""
+
+    output_dir: str | None = flag(None, "Folder of the run; by default runs/lra/TASK.")
+    mask_probability: float | None = flag(
+        None, "Masked self-pretraining: guess this share of the values, in place of the labels."
+    )
+    test_curve: bool = flag(False, "Measure the test at each evaluation, for a curve; nothing is chosen by it.")
+
+    def __post_init__(self) -> None:
+        self.output_dir = self.output_dir or "runs/lra"
+        super().__post_init__()
+        self.remove_unused_columns = False  # an example has none of the model's names yet
+        if self.mask_probability is not None and not 0 < self.mask_probability < 1:
+            raise UserError(f"--mask_probability is {self.mask_probability:g}; it must lie between 0 and 1.")
+        if self.mask_probability is not None and self.test_curve:
+            raise UserError("--test_curve measures labels, of which --mask_probability makes no use; leave one out.")
+
+
+ARGUMENTS = (LraModelArguments, LraArguments, LraTrainingArguments)
+
+
+def main() -> None:
+    command = parse_command(ARGUMENTS, __doc__, CONFIGURATION / "lra" / f"{named_task(sys.argv[1:])}.yaml")
+    model, arguments, training = command.groups
+    task = TASKS[arguments.task_name]
+    if "output_dir" not in command.given:
+        training.output_dir = f"runs/lra/{arguments.task_name}"
+    prepare(training, command.given)
+    folder = Path(training.output_dir)
+    if not (training.do_train or model.model_name_or_path):
+        raise UserError("Nothing is trained: add --do_train, or name a model with --model_name_or_path.")
+
+    # Everything that can be wrong with the arguments is found before the folder is touched.
+    with training.main_process_first(local=False):  # data that have to be made are made once
+        parts = load_parts(arguments)
+    job = make_job(command, parts)
+    finished = check_job(folder, job.identity, training, command.paths())
+    announce(
+        recipe=describe_recipe(command.recipes, training),
+        devices=describe_devices(training),
+        note=" ".join(command.notes),
+    )
+    if finished:
+        upload_run(training, folder, f"Fine-tuned on {job.title}")
+    else:
+        run_job(job, folder, training, recorded_arguments(command.given))
+    if training.should_save:
+        if arguments.draw_examples:
+            draw_examples(parts["train"], task, folder / "examples.png")
+        for trial in trial_folders(folder):
+            record_curve(trial)
+        if training.mask_probability is None:
+            print(write_report(folder, task, read_metrics(folder)))
+    leave_process_group()
+
+
+def named_task(argv: Sequence[str]) -> str:
+    """The task on a command line, whose recipe is read where none is named."""
+    words = [word for part in argv for word in part.split("=", 1)]
+    named = words[words.index("--task_name") + 1] if "--task_name" in words[:-1] else "listops"
+    return named if named in TASKS else "listops"
+
+
+if __name__ == "__main__":
+    run_script(main)

@@ -1,0 +1,201 @@
+"""Sequences of Long Range Arena: padded, cut, read from what people have, and refused in one line."""
+
+import pickle
+import tarfile
+
+import numpy as np
+import pytest
+import torch
+
+from experiments.arguments import UserError
+from experiments.lra import images, texts
+from experiments.lra.examples import Examples, collate
+from experiments.lra.pretraining import MaskedCollator
+
+
+ROWS = [np.array([3, 1, 2]), np.array([0]), np.array([255, 254]), np.array([7, 7, 7, 7])]
+
+
+def test_batches_are_padded_to_their_longest():
+    examples = Examples.of_rows(ROWS, [0, 1, 0, 1], "here")
+    batch = collate([examples[0], examples[1]])
+    assert batch["input_ids"].tolist() == [[4, 2, 3], [1, 0, 0]]
+    assert batch["attention_mask"].tolist() == [[1, 1, 1], [1, 0, 0]]
+    assert batch["labels"].tolist() == [0, 1]
+    assert "attention_mask" not in collate([examples[3]])  # nothing is padded
+    pairs = Examples.of_rows(ROWS, [1, 0], "here", per_example=2)
+    batch = collate([pairs[0], pairs[1]])
+    assert batch["input_ids"].shape == batch["attention_mask"].shape == (2, 2, 4)
+    assert batch["input_ids"][1].tolist() == [[256, 255, 0, 0], [8, 8, 8, 8]]
+    assert batch["labels"].tolist() == [1, 0]
+
+
+def test_examples_are_selected_cut_and_told_apart():
+    examples = Examples.of_rows(ROWS, [0, 1, 0, 1], "here")
+    assert [len(examples), *examples.select([3, 0]).lengths] == [4, 4, 3]
+    assert examples.select([2])[0]["sequences"][0].tolist() == [255, 254]
+    short = examples.cut(2)
+    assert [short[n]["sequences"][0].tolist() for n in range(4)] == [[3, 1], [0], [255, 254], [7, 7]]
+    assert examples.cut(4) is examples
+    prints = {examples.fingerprint(), short.fingerprint(), examples.select([0, 1, 2]).fingerprint()}
+    other = Examples(examples.values, examples.lengths, examples.labels[::-1], "here")
+    assert len(prints | {other.fingerprint()}) == 4
+    assert examples.select(range(4)).fingerprint() == examples.fingerprint()
+    pairs = Examples.of_rows(ROWS, [1, 0], "here", per_example=2)
+    assert [sequence.tolist() for sequence in pairs.select([1])[0]["sequences"]] == [[255, 254], [7, 7, 7, 7]]
+
+
+def test_masks_hide_values_and_never_padding():
+    torch.manual_seed(0)
+    generator = np.random.default_rng(0)
+    rows = [generator.integers(0, 256, length) for length in (400, 100)]
+    examples = Examples.of_rows(rows, [1], "here", per_example=2)
+    batch = MaskedCollator(257, 0.3)([examples[0]])
+    hidden = batch["input_ids"] == 257
+    assert torch.equal(hidden, batch["labels"] != -100)
+    assert not hidden[1, 100:].any()
+    assert 0.25 < hidden.sum().item() / 500 < 0.35
+    plain = torch.where(hidden, batch["labels"], batch["input_ids"])
+    assert plain[0].tolist() == (rows[0] + 1).tolist()
+    tiny = Examples.of_rows([np.array([5])], [0], "here")
+    assert MaskedCollator(257, 0.001)([tiny[0]])["labels"].tolist() == [[6]]
+
+
+@pytest.fixture
+def arrays():
+    generator = np.random.default_rng(0)
+    train, test = (generator.integers(0, 256, (n, 32, 32, 3), dtype=np.uint8) for n in (50, 10))
+    return train, np.arange(50) % 10, test, np.arange(10)
+
+
+def test_pictures_are_read_from_every_form(arrays, tmp_path):
+    train, train_labels, test, test_labels = arrays
+    np.savez(tmp_path / "pictures.npz", x_train=train, y_train=train_labels, x_test=test, y_test=test_labels)
+    folder = tmp_path / "cifar-10-batches-py"
+    folder.mkdir()
+    batches = {f"data_batch_{n + 1}": (train[10 * n :][:10], train_labels[10 * n :][:10]) for n in range(5)}
+    for name, (pictures, labels) in (batches | {"test_batch": (test, test_labels)}).items():
+        content = {b"data": pictures.transpose(0, 3, 1, 2).reshape(10, -1), b"labels": labels.tolist()}
+        (folder / name).write_bytes(pickle.dumps(content, protocol=2))
+    with tarfile.open(tmp_path / "cifar-10-python.tar.gz", "w:gz") as archive:
+        archive.add(folder, "cifar-10-batches-py")
+    forms = [images.read_images(tmp_path / n) for n in ("pictures.npz", folder.name, "cifar-10-python.tar.gz")]
+    grey = np.rint(train @ np.array([0.2989, 0.5870, 0.1140])).astype(np.uint8).reshape(50, 1024)
+    for parts in forms:
+        assert {part: len(examples) for part, examples in parts.items()} == {"train": 45, "validation": 5, "test": 10}
+        assert parts["train"].sequence(7).tolist() == grey[7].tolist()
+        assert parts["validation"].sequence(0).tolist() == grey[45].tolist()
+        assert parts["validation"].labels.tolist() == [5, 6, 7, 8, 9]
+    assert len({parts["test"].fingerprint() for parts in forms}) == 1
+
+
+def test_noise_is_uniform_bounded_and_seeded(arrays):
+    parts = images.split_images(arrays, "here")
+    noisy = images.add_noise(parts, 8, seed=1)
+    difference = noisy["train"].values.astype(int) - parts["train"].values
+    inside = (parts["train"].values > 8) & (parts["train"].values < 247)
+    assert np.abs(difference).max() == 8
+    assert abs(difference[inside].std() - 16 / 12**0.5) < 0.05
+    assert noisy["train"].fingerprint() == images.add_noise(parts, 8, seed=1)["train"].fingerprint()
+    assert noisy["train"].fingerprint() != images.add_noise(parts, 8, seed=2)["train"].fingerprint()
+
+
+def test_pictures_that_are_none_are_refused(arrays, tmp_path):
+    train, train_labels, test, test_labels = arrays
+    np.savez(tmp_path / "a.npz", x_train=train)
+    np.savez(tmp_path / "b.npz", x_train=train[:, :16], y_train=train_labels, x_test=test, y_test=test_labels)
+    np.savez(tmp_path / "c.npz", x_train=train, y_train=train_labels + 1, x_test=test, y_test=test_labels)
+    (tmp_path / "d.tar.gz").write_bytes(b"no archive")
+    (tmp_path / "e").mkdir()
+
+    class Bad:
+        def __reduce__(self):
+            return (print, ("run",))
+
+    for name in (f"data_batch_{n}" for n in range(1, 6)):
+        (tmp_path / "e" / name).write_bytes(pickle.dumps({b"data": Bad()}))
+    for name, message in (
+        ("a.npz", "has no y_train, x_test, y_test"),
+        ("b.npz", "pictures of 512 pixels; they must be 32 x 32"),
+        ("c.npz", "labels that do not fit"),
+        ("d.tar.gz", "cannot be read as pictures"),
+        ("e", "print is not part of CIFAR-10"),
+    ):
+        with pytest.raises(UserError, match=message):
+            images.read_images(tmp_path / name)
+
+
+def write_reviews(folder, number=20):
+    for part in ("train", "test"):
+        for label in ("neg", "pos"):
+            (folder / part / label).mkdir(parents=True)
+            for n in range(number):
+                (folder / part / label / f"{n}.txt").write_text(f"{label} {part} {n}")
+
+
+def test_reviews_are_read_from_folders_and_tables(tmp_path):
+    write_reviews(tmp_path / "a")
+    parts = texts.read_reviews(tmp_path / "a", 9)
+    assert {part: len(examples) for part, examples in parts.items()} == {"train": 36, "validation": 4, "test": 40}
+    assert sorted(parts["validation"].labels) == [0, 0, 1, 1]
+    read = {bytes(parts[part].sequence(n)) for part in ("train", "validation") for n in range(len(parts[part]))}
+    assert read == {f"{label} train {n}".encode()[:9] for label in ("neg", "pos") for n in range(20)}
+    assert parts["train"].lengths.max() == 9
+    (tmp_path / "b").mkdir()
+    for part in ("train", "test"):
+        lines = [f"{label} {part} {n},{label}" for label in ("neg", "pos") for n in range(20)]
+        (tmp_path / "b" / f"{part}.csv").write_text("\n".join(["text,label", *lines]))
+    assert (
+        texts.read_reviews(tmp_path / "b", 9)["test"].fingerprint()
+        == texts.read_reviews(tmp_path / "b", 9)["test"].fingerprint()
+    )
+    assert len(texts.read_reviews(tmp_path / "b", 9)["train"]) == 36
+    for name, content, message in (
+        ("train.csv", "words,label\na,1", "has no column text"),
+        ("train.csv", "text,label\na,1\nb,3", "row 2: the label is 3"),
+    ):
+        (tmp_path / "b" / name).write_text(content)
+        with pytest.raises(UserError, match=message):
+            texts.read_reviews(tmp_path / "b", 9)
+    (tmp_path / "c").mkdir()
+    with pytest.raises(UserError, match="neither a folder train nor a table"):
+        texts.read_reviews(tmp_path / "c", 9)
+
+
+def test_pairs_are_read_and_bad_rows_named(tmp_path):
+    rows = [f"{n % 2}.0\ta{n}\tb{n}\tfirst text {n}\tother text {n}" for n in range(4)]
+    for part in ("train", "eval", "test"):
+        (tmp_path / f"new_aan_pairs.{part}.tsv").write_text("\n".join(rows) + "\n")
+    parts = texts.read_pairs(tmp_path, 8)
+    assert parts["train"].per_example == 2
+    assert parts["validation"].labels.tolist() == [0, 1, 0, 1]
+    assert [bytes(sequence) for sequence in parts["test"][1]["sequences"]] == [b"first te", b"other te"]
+    for row, message in (
+        ("1.0\ta\tb\tonly one", "line 2: .*has 4 columns"),
+        ("2\ta\tb\tone\ttwo", "line 2: .*begins with '2'"),
+        ("1\ta\tb\t \ttwo", "line 2 is empty"),
+    ):
+        (tmp_path / "new_aan_pairs.eval.tsv").write_text(f"{rows[0]}\n{row}\n")
+        with pytest.raises(UserError, match=message):
+            texts.read_pairs(tmp_path, 8)
+    (tmp_path / "new_aan_pairs.test.tsv").unlink()
+    (tmp_path / "new_aan_pairs.eval.tsv").write_text("")
+    with pytest.raises(UserError, match=r"new_aan_pairs.eval.tsv is empty"):
+        texts.read_pairs(tmp_path, 8)
+
+
+def test_pairs_that_are_made_share_a_topic_when_they_belong_together():
+    parts = texts.make_pairs((200, 20, 20), 300, seed=0)
+    again = texts.make_pairs((200, 20, 20), 300, seed=0)
+    assert parts["train"].fingerprint() == again["train"].fingerprint()
+    assert parts["train"].labels.sum() == 100
+    assert parts["train"].lengths.max() <= 300
+
+    def shared(number):
+        first, other = (set(bytes(s).split()[:-1]) for s in parts["train"][number]["sequences"])
+        return len(first & other) / len(first | other)
+
+    scores = np.array([shared(n) for n in range(200)])
+    labels = parts["train"].labels
+    assert scores[labels == 1].mean() > 2 * scores[labels == 0].mean()
+    assert ((scores > np.median(scores)) == labels).mean() > 0.9
