@@ -65,20 +65,22 @@ def plot_loss_curve(
 
 
 def plot_mean_curves(
-    curves: Mapping[str, Iterable[Iterable[tuple[int, float]]]], path: str | Path, title: str
+    curves: Mapping[str, Iterable[Iterable[tuple[float, float]]]],
+    path: str | Path,
+    title: str,
+    labels: tuple[str, str] = ("step", "loss (nats per masked token)"),
 ) -> None:
-    """Draw the mean and range over seeds of each model's curves of (step, evaluation loss in nats)."""
+    """Draw the mean and range over seeds of each model's curves, points whose coordinates `labels` names."""
     with open_figure(path, title) as (_, axes):
         for name, seeds in curves.items():
-            points: dict[int, list[float]] = {}
-            for curve in seeds:
-                for step, loss in curve:
-                    points.setdefault(step, []).append(loss)
-            steps = sorted(points)
-            means, lowest, highest = ([of(points[step]) for step in steps] for of in (np.mean, min, max))
-            (line,) = axes.plot(steps, means, marker="o", ms=4, label=f"{name} ({means[-1]:.2f})")
-            axes.fill_between(steps, lowest, highest, color=line.get_color(), alpha=0.2, lw=0)
-        axes.set(xlabel="step", ylabel="loss (nats per masked token)")
+            # Point by point: where time is on the axis, those of several seeds lie a little apart.
+            points = list(zip(*seeds, strict=False))
+            places, means = ([np.mean([p[axis] for p in of_seeds]) for of_seeds in points] for axis in (0, 1))
+            lowest, highest = ([of(p[1] for p in of_seeds) for of_seeds in points] for of in (min, max))
+            label = f"{name} ({means[-1]:.2f})" if means else name
+            (line,) = axes.plot(places, means, marker="o", ms=4, label=label)
+            axes.fill_between(places, lowest, highest, color=line.get_color(), alpha=0.2, lw=0)
+        axes.set(xlabel=labels[0], ylabel=labels[1])
         axes.legend(frameon=False)
 
 

@@ -11,10 +11,14 @@ import pretrain_mlm
 import run_classification
 import run_forecasting
 import run_glue
+import run_lra
 from experiments.arguments import load_recipe, parse_args, parse_command
 from experiments.comparisons.stages import start_of
 from experiments.comparisons.tables import TABLES
 from experiments.glue.tasks import TASKS
+from experiments.lra.models import build_model
+from experiments.lra.published import TASK_NAMES
+from experiments.lra.tasks import TASKS as LRA_TASKS
 from experiments.models import ModelArguments, build_config
 from experiments.runs import read_runs
 from experiments.text.corpus import CorpusArguments
@@ -29,11 +33,13 @@ OVERLAYS = {
     "classification/long_documents.yaml": "classification/base.yaml",
     "glue/compare.yaml": "glue/base.yaml",
     "glue/small_tasks.yaml": "glue/base.yaml",
+    **{f"lra/best/{task}.yaml": f"lra/{task}.yaml" for task in TASK_NAMES},
+    **{"lra/self_pretraining.yaml": "lra/listops.yaml"},
 }
 
 
 def test_every_folder_is_tested():
-    folders = {"classification", "forecasting", "glue", "models", "pretrain", "runs"}
+    folders = {"classification", "forecasting", "glue", "lra", "models", "pretrain", "runs"}
     assert {path.name for path in CONFIGURATION.iterdir()} == {"README.md", *folders}
     runs = {stage.runs for table in TABLES.values() for stage in table.stages}
     assert {path.name for path in (CONFIGURATION / "runs").iterdir()} == {*runs, "forecasting.txt", "glue.txt"}
@@ -129,7 +135,12 @@ FINE_TUNING = {
     "run_glue.py": (run_glue.ARGUMENTS, ["--task_name", "cola"]),
     "run_classification.py": (run_classification.ARGUMENTS, ["--train_file", "x.txt"]),
 }
-STAGES = {f"{name}, {stage.folder}": stage for name, table in TABLES.items() for stage in table.stages}
+STAGES = {
+    f"{name}, {stage.folder}": stage
+    for name, table in TABLES.items()
+    for stage in table.stages
+    if stage.script != "run_lra.py"  # whose own tests read them
+}
 
 
 @pytest.mark.parametrize("stage", STAGES.values(), ids=STAGES)
@@ -156,6 +167,27 @@ def test_rows_of_tables_parse_and_restate_nothing(stage, monkeypatch):
         # They are the table's, where it searches rates and has cases of several lengths.
         assert not stage.learning_rates or not {"learning_rate", "max_steps"} & {*given}
         assert not any(case.max_steps for case in stage.cases) or not {"learning_rate", "max_steps"} & {*shared}
+
+
+def test_the_paper_s_recipes_of_long_range_arena():
+    rows = {}
+    for task in TASK_NAMES:
+        file = CONFIGURATION / "lra" / f"{task}.yaml"
+        model, arguments, training = parse_args(run_lra.ARGUMENTS, ["--recipe", str(file), "--use_cpu"])
+        config = build_model(model, LRA_TASKS[task], 64, False, seed=0).config
+        assert (arguments.task_name, config.hidden_size, config.num_hidden_layers) == (task, 64, 2)
+        assert (config.num_attention_heads, config.intermediate_size, config.smoother_norm) == (2, 128, "batch_norm")
+        assert (config.num_segments, config.num_landmark_tokens, config.num_landmark_features) == (8, 8, 8)
+        dropouts = (config.hidden_dropout_prob, config.attention_probs_dropout_prob, config.smoother_dropout_prob)
+        optimisation = (training.num_train_epochs, training.learning_rate, training.weight_decay)
+        rows[task] = (*optimisation, training.global_batch_size, *dropouts)
+    assert rows == {
+        "listops": (5, 1e-4, 0, 32, 0, 0, 0),
+        "text": (30, 1e-4, 1e-2, 32, 0.5, 0.1, 0.5),
+        "retrieval": (15, 1e-4, 1e-2, 32, 0.1, 0.1, 0.1),
+        "image": (60, 1e-3, 1e-2, 256, 0.1, 0.1, 0.5),
+        "pathfinder": (100, 1e-4, 1e-2, 256, 0, 0, 0.5),
+    }
 
 
 def test_rows_of_a_second_stage_start_from_those_of_the_first():

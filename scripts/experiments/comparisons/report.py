@@ -8,8 +8,7 @@ from typing import Any
 
 from transformers import AutoConfig
 
-from experiments.comparisons.stages import SEARCH_SEED, Measure, Outcomes, Stage, start_of
-from experiments.comparisons.tables import Table
+from experiments.comparisons.stages import SEARCH_SEED, Measure, Outcomes, Stage, Table, start_of
 from experiments.plots import plot_mean_curves, plot_task_scores
 from experiments.results import command_line, format_origin, format_table, write_atomically, write_json
 from modeling_sktformer import SKTformerConfig
@@ -95,12 +94,13 @@ def _build_columns(stage: Stage, outcomes: Outcomes, sources: Mapping[str, str])
                 for row, source in sources.items()
             }
             # A run that was resumed behind its last step has measured no time.
-            values = {row: [m[measure.key] for m in metrics if measure.key in m] for row, metrics in runs.items()}
+            found = {row: [_look_up(m, measure.key) for m in metrics] for row, metrics in runs.items()}
+            values = {row: [value for value in of_row if value is not None] for row, of_row in found.items()}
             if measure.pooled:
                 values = {row: [statistics.median(of_row)] for row, of_row in values.items() if of_row}
             for row, key in measure.baselines:
-                found = [_look_up(metrics, key) for of_row in runs.values() for metrics in of_row]
-                values[row] = [value for value in found if value is not None][:1]
+                known = [_look_up(metrics, key) for of_row in runs.values() for metrics in of_row]
+                values[row] = [value for value in known if value is not None][:1]
             values = {row: [measure.factor * value for value in of_row] for row, of_row in values.items()}
             title = ", ".join(filter(None, [measure.title, "" if together else cases[0].title]))
             columns.append(Column(title, measure, {row: of_row for row, of_row in values.items() if of_row}))
@@ -116,7 +116,7 @@ def _build_columns(stage: Stage, outcomes: Outcomes, sources: Mapping[str, str])
     return [column for column in columns if column.values]
 
 
-def _look_up(metrics: Any, key: str) -> float | None:
+def _look_up(metrics: Any, key: str) -> Any:
     """A value by its names from outside to inside, with points between them; None if it was not measured."""
     for name in key.split("."):
         metrics = (metrics or {}).get(name)
@@ -173,15 +173,12 @@ def _plot(name: str, table: Table, columns: Sequence[Column], outcomes: Outcomes
             means, spreads, folder / f"{name}.png", f"{table.title}, mean and standard deviation", stage.label
         )
         return [f"![Scores]({name}.png)"]
-    links = []
+    links, curve = [], stage.curve
     for case in stage.cases:
         file = f"{name}-{case.key}.png" if len(stage.cases) > 1 else f"{name}.png"
         measured = {row: outcomes[row, case.key].metrics for row in rows if (row, case.key) in outcomes}
-        histories = {row: [metrics["history"] for metrics in of_row] for row, of_row in measured.items()}
-        curves = {
-            row: [sorted({e["step"]: e["eval_loss"] for e in h if "eval_loss" in e}.items()) for h in of_row]
-            for row, of_row in histories.items()
-        }
-        plot_mean_curves(curves, folder / file, f"{case.title}: mean evaluation loss over the seeds, with their range")
-        links.append(f"![Evaluation loss, {case.title}]({file})")
+        curves = {row: [curve.points(metrics) for metrics in of_row] for row, of_row in measured.items()}
+        title = f"{case.title}: mean {curve.title} over the seeds, with their range"
+        plot_mean_curves(curves, folder / file, title, (curve.against, curve.label))
+        links.append(f"![{curve.title.capitalize()}, {case.title}]({file})")
     return links

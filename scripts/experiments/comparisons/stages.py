@@ -69,6 +69,23 @@ class Case:
 
 
 @dataclass(frozen=True)
+class Curve:
+    """What is drawn of the history of runs."""
+
+    title: str = "evaluation loss"
+    key: str = "eval_loss"  # in entries of the history
+    label: str = "loss (nats per masked token)"
+    factor: float = 1.0  # times what they say
+    against: Literal["step", "minutes of training"] = "step"
+
+    def points(self, metrics: Mapping[str, Any]) -> list[tuple[float, float]]:
+        """Of one run, in order; minutes are steps times the median of their times."""
+        scale = 1.0 if self.against == "step" else metrics.get("step_time_ms", 0.0) / 60_000
+        found = {e["step"]: self.factor * e[self.key] for e in metrics["history"] if self.key in e}
+        return [(scale * step, value) for step, value in sorted(found.items())]
+
+
+@dataclass(frozen=True)
 class Stage:
     """Runs of one script: what all have in common, and what is measured."""
 
@@ -84,14 +101,30 @@ class Stage:
     learning_rates: tuple[float, ...] = ()
     has_mean: bool = False  # whether a column has the mean of the last measure over the cases
     label: str = "score (%)"  # of that measure in the picture of all cases
+    curve: Curve = Curve()  # in the picture of each case where there is no mean
 
     def recipe(self) -> dict[str, Any]:
         """The flags of the recipes, of which the last one wins."""
         return {name: value for path in self.recipes for name, value in load_recipe(CONFIGURATION / path).items()}
 
     def rows(self) -> dict[str, tuple[str, ...]]:
-        """The arguments of the rows, by their names."""
-        return read_runs(CONFIGURATION / "runs" / self.runs)
+        """
+        The arguments of the rows, by their names; in them `{configuration}` stands for that folder, and the name of a
+        flag in braces for its value in the recipes.
+        """
+        values = {"configuration": CONFIGURATION, **self.recipe()}
+        rows = read_runs(CONFIGURATION / "runs" / self.runs)
+        return {name: tuple(word.format_map(values) for word in row) for name, row in rows.items()}
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table, whose rows are those of its last stage."""
+
+    title: str
+    text: str  # {0[flag]} stands for a flag in the recipes of the first stage, {data} for the names of the data
+    stages: tuple[Stage, ...]
+    notes: tuple[str, ...] = ()  # what has to be known to read it, as lines of Markdown
 
 
 @dataclass
@@ -123,13 +156,13 @@ def run_stages(stages: Sequence[Stage], given: Mapping[str, Any], arguments: Com
     Run what is not finished of a table, with the flags of data that were `given`.
 
     In a second stage `--model_name_or_path NAME` stands for the run of that row of the first with the same seed; rows
-    of the first that none starts from are not run. Raises a `UserError` if a run fails, a row diverges at every rate,
-    or a row starts from one that is not there.
+    of the first that none starts from are not run. A row that names none starts from scratch. Raises a `UserError` if
+    a run fails, a row diverges at every rate, or a row starts from one that is not there.
     """
     outcomes: list[Outcomes] = [{}]
     for number, stage in enumerate(stages):
         rows = stage.rows()
-        starts = {start_of(row) for later in stages[number + 1 :] for row in later.rows().values()}
+        starts = {start_of(row) for later in stages[number + 1 :] for row in later.rows().values()} - {""}
         if not starts <= set(rows):
             raise UserError(f"{stages[-1].runs}: every --model_name_or_path must be one of {', '.join(rows)}.")
         rows = {name: row for name, row in rows.items() if not starts or name in starts}
@@ -174,7 +207,7 @@ class _StageRuns:
     def plan(self, name: str, case: Case, rate: float | None, seed: int = SEARCH_SEED) -> Run:
         """One run of a row."""
         row = list(self.rows[name])
-        if self.earlier:
+        if self.earlier and start_of(row):
             start = next(outcome for (of, _), outcome in self.earlier.items() if of == start_of(row))
             number = self.arguments.seeds.index(seed) if seed in self.arguments.seeds else 0
             row[row.index("--model_name_or_path") + 1] = str(start.folders[number])

@@ -1,23 +1,14 @@
 """The tables that can be reproduced: what is run, in which columns, and what has to be known to read them."""
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 
-from experiments.comparisons.stages import Case, Measure, Stage
+from experiments.comparisons import lra_tables
+from experiments.comparisons.stages import Case, Measure, Stage, Table
 from experiments.forecasting.baselines import NAMES
 from experiments.forecasting.benchmarks import BENCHMARKS
 from experiments.glue.table import MAJORITY, format_definitions
 from experiments.glue.tasks import TASKS
 from experiments.text.corpus import CorpusArguments
-
-
-@dataclass(frozen=True)
-class Table:
-    """A table, whose rows are those of its last stage."""
-
-    title: str
-    text: str  # {0[flag]} stands for a flag in the recipes of the first stage, {data} for the names of the data
-    stages: tuple[Stage, ...]
-    notes: tuple[str, ...] = ()  # what has to be known to read it, as lines of Markdown
 
 
 # What a script that reads text takes.
@@ -178,4 +169,5 @@ TABLES = {
         ),
     ),
     **{f"forecasting_{task}": _forecasting(task) for task in ("exchange", "etth1")},
+    **lra_tables.TABLES,
 }

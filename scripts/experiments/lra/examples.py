@@ -34,7 +34,7 @@ class Examples(torch.utils.data.Dataset):
 
     @classmethod
     def of_rows(
-        cls, rows: Iterable[np.ndarray], labels: Sequence[int], source: str, per_example: int = 1
+        cls, rows: Iterable[np.ndarray], labels: Sequence[int] | np.ndarray, source: str, per_example: int = 1
     ) -> "Examples":
         """Sequences of any lengths; a matrix has one in each row."""
         rows = list(rows)
@@ -48,7 +48,7 @@ class Examples(torch.utils.data.Dataset):
     def __len__(self) -> int:
         return len(self.labels)
 
-    def sequence(self, number: int) -> np.ndarray:
+    def sequence(self, number: int | np.integer) -> np.ndarray:
         """The values of one sequence, counted over all examples."""
         end = self._ends[number]  # type: ignore[attr-defined]
         return self.values[end - self.lengths[number] : end]
@@ -58,7 +58,7 @@ class Examples(torch.utils.data.Dataset):
         sequences = [self.sequence(number) for number in range(first, first + self.per_example)]
         return {"sequences": sequences, "labels": int(self.labels[index])}
 
-    def select(self, indices: Sequence[int]) -> "Examples":
+    def select(self, indices: Sequence[int] | np.ndarray) -> "Examples":
         """Some of the examples."""
         n = self.per_example
         rows = [self.sequence(n * int(index) + part) for index in indices for part in range(n)]

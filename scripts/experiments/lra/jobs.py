@@ -15,7 +15,7 @@ from experiments.lra.examples import Examples, collate
 from experiments.lra.models import build_model, vocab_size
 from experiments.lra.pretraining import MaskedCollator, SelfPretrainingTrainer
 from experiments.lra.pretraining import compute_metrics as compute_masked_metrics
-from experiments.lra.published import published_accuracy, published_curve, published_noise, published_rows
+from experiments.lra.published import published_figures
 from experiments.lra.report import write_task_card
 from experiments.lra.tasks import TASKS
 from experiments.models import describe_config, fingerprint_checkpoint
@@ -55,12 +55,6 @@ def make_job(command: Command, parts: Mapping[str, Examples]) -> Job:
         return build_model(model_arguments, task, arguments.length, is_padded, torch.initial_seed(), masks)
 
     model = build()  # which shows now whether it can be made
-    paper = {
-        "rows": published_rows(arguments.task_name),
-        "accuracy": published_accuracy(arguments.task_name, model.config),
-        "curve": {str(step): v for step, v in published_curve(arguments.task_name, model.config).items()},
-        "noisy_accuracy": published_noise(model.config, arguments.noise) if arguments.task_name == "image" else None,
-    }
     test: dict[str, Any] = {"trainer_class": partial(CurveTrainer, splits["test"])} if training.test_curve else {}
     masked: dict[str, Any] = {
         "trainer_class": SelfPretrainingTrainer,
@@ -88,7 +82,7 @@ def make_job(command: Command, parts: Mapping[str, Examples]) -> Job:
             "source": splits["test"].source,
             "max_length": arguments.length,
             "noise": arguments.noise,
-            "published": paper,
+            "published": published_figures(arguments.task_name, model.config, arguments.noise),
         },
         write_card=partial(write_task_card, task, masks),
         **(masked if masks else classified),

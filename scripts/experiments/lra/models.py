@@ -56,11 +56,11 @@ class EncoderForSequences(PreTrainedModel):
     def __init__(self, config: PreTrainedConfig):
         super().__init__(config)
         self.encoder = AutoModel.from_config(config)
-        head = SKTformerConfig(**config.head_config)
+        head, num_labels = SKTformerConfig(**config.head_config), int(config.num_labels or 0)
         self.classifier: nn.Module = (
-            SKTformerClassificationHead(head, config.num_labels)
+            SKTformerClassificationHead(head, num_labels)
             if config.per_example == 1
-            else SKTformerMatchingHead(head.hidden_size, config.num_labels, head.hidden_dropout_prob)
+            else SKTformerMatchingHead(head.hidden_size, num_labels, head.hidden_dropout_prob)
         )
         taken = inspect.signature(self.encoder.forward).parameters
         self._takes_mask = "attention_mask" in taken
@@ -120,6 +120,7 @@ def build_config(
         overrides = arguments.config_overrides.split(",") if arguments.config_overrides else []
         shared = [override for override in overrides if hasattr(config, override.partition("=")[0])]
         override_fields(config, ",".join(shared))
+        config.validate()
         if arguments.model_type != _SKTFORMER:
             head = {key: value for key, value in config.to_diff_dict().items() if key != "landmark_seed"}
             config = build_comparable_config(arguments.model_type, config, **fields)

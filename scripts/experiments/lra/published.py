@@ -49,43 +49,58 @@ _LOSSES: Mapping[str, Mapping[str, float]] = {
 }
 # Accuracy after so many steps, with the smoother and without.
 CURVE_STEPS = (500, 1000, 2000, 3000, 4000, 5000)
-_CURVES: Mapping[str, Mapping[bool, tuple[float, ...]]] = {
-    "listops": {True: (17.1, 17.3, 17.5, 27.3, 35.7, 36.4), False: (9.2, 17.2, 17.7, 16.5, 17.8, 25.2)},
-    "text": {True: (50.6, 51.6, 54.2, 64.9, 68.0, 69.6), False: (50.5, 50.7, 52.4, 58.4, 61.6, 62.5)},
-    "retrieval": {True: (51.7, 53.5, 63.0, 69.7, 67.2, 72.0), False: (51.2, 53.4, 57.3, 62.7, 66.0, 70.2)},
-    "pathfinder": {True: (50.1, 50.1, 50.3, 50.9, 51.2, 52.9), False: (50.1, 50.1, 50.2, 50.2, 51.1, 52.0)},
-    "image": {True: (40.7, 44.7, 49.6, 51.4, 54.1, 52.3), False: (34.6, 38.0, 40.1, 37.9, 36.5, 34.9)},
+CURVES: Mapping[str, Mapping[str, tuple[float, ...]]] = {
+    "with": {
+        "listops": (17.1, 17.3, 17.5, 27.3, 35.7, 36.4),
+        "text": (50.6, 51.6, 54.2, 64.9, 68.0, 69.6),
+        "retrieval": (51.7, 53.5, 63.0, 69.7, 67.2, 72.0),
+        "image": (40.7, 44.7, 49.6, 51.4, 54.1, 52.3),
+        "pathfinder": (50.1, 50.1, 50.3, 50.9, 51.2, 52.9),
+    },
+    "without": {
+        "listops": (9.2, 17.2, 17.7, 16.5, 17.8, 25.2),
+        "text": (50.5, 50.7, 52.4, 58.4, 61.6, 62.5),
+        "retrieval": (51.2, 53.4, 57.3, 62.7, 66.0, 70.2),
+        "image": (34.6, 38.0, 40.1, 37.9, 36.5, 34.9),
+        "pathfinder": (50.1, 50.1, 50.2, 50.2, 51.1, 52.0),
+    },
 }
-# Table 5: Image with noise from U(-a, a) on the pixels, after 5,000 steps.
-_NOISE = {
-    "sktformer": {0: 57.47, 2: 57.06, 4: 55.32, 8: 54.70},
-    "bert": {0: 41.39, 2: 40.29, 4: 28.56, 8: 28.12},
+# Table 5: Image with noise from U(-a, a) on the pixels, after 5,000 steps, by a.
+NOISES: Mapping[str, Mapping[int, float]] = {
+    PAPER: {0: 57.47, 2: 57.06, 4: 55.32, 8: 54.70},
+    "Transformer (paper)": {0: 41.39, 2: 40.29, 4: 28.56, 8: 28.12},
 }
 
 
-def published_rows(task_name: str) -> dict[str, float]:
-    """Table 1's rows of a task, by the names of the models."""
-    return {name: row[task_name] for name, row in ROWS.items()}
+def published_figures(task_name: str, config: Any, noise: float) -> dict[str, Any]:
+    """
+    What the paper reports, as shares of one.
+
+    Returns:
+        `rows`: Table 1's of a task, or Table 5's of its noise; `setting`: the accuracy of the very setting of an
+        SKTformer's configuration, or None; `curve`: accuracy by step, `with` and `without` the smoother.
+    """
+    rows = {name: row[task_name] for name, row in ROWS.items()}
+    if noise:
+        rows = {name: row[int(noise)] for name, row in NOISES.items() if noise in row}
+    setting = rows.get(PAPER) if noise else _published_setting(task_name, config)
+    curve = {
+        which: {str(step): value / 100 for step, value in zip(CURVE_STEPS, of[task_name], strict=True)}
+        for which, of in CURVES.items()
+    }
+    return {
+        "rows": {name: value / 100 for name, value in rows.items()},
+        "setting": None if setting is None else setting / 100,
+        "curve": curve,
+    }
 
 
-def published_accuracy(task_name: str, config: Any) -> float | None:
-    """What the paper reports for a task and the very setting of a configuration of SKTformer, if it does."""
+def _published_setting(task_name: str, config: Any) -> float | None:
     off = [name for name in _LOSSES if not getattr(config, name, True)]
-    counts = tuple(getattr(config, name, 0) for name in _COUNTS)
+    segments, tokens, features = (getattr(config, name, 0) for name in _COUNTS)
+    counts = (segments, tokens, features)
     if not getattr(config, "use_smoother", False) or counts not in _IMPACT or len(off) > 1:
         return None
     if off:
         return ROWS[PAPER][task_name] - _LOSSES[off[0]][task_name] if counts == (8, 8, 8) else None
     return _IMPACT[counts][task_name]
-
-
-def published_curve(task_name: str, config: Any) -> dict[int, float]:
-    """Its accuracy by step, with the smoother or without; nothing for other architectures."""
-    if config.model_type != "sktformer":
-        return {}
-    return dict(zip(CURVE_STEPS, _CURVES[task_name][config.use_smoother], strict=True))
-
-
-def published_noise(config: Any, noise: float) -> float | None:
-    """Its accuracy on noisy pictures, of SKTformer and of the Transformer, which BERT stands for."""
-    return _NOISE.get(config.model_type, {}).get(int(noise)) if noise == int(noise) else None

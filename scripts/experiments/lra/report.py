@@ -30,9 +30,9 @@ def write_report(folder: Path, task: Task, metrics: Mapping[str, Any]) -> str:
     )
     source = metrics["source"] + (f", noise {noise:g}" if noise else "")
     rows = [[THIS, f"{statistics.mean(values):.2f}{spread}", f"{metrics['max_length']:,}", split, source]]
-    same = published["noisy_accuracy"] if noise else published["accuracy"]
+    same, where = published["setting"], f"{task.max_length:,}"
     known = published["rows"] | ({"this very setting (paper)": same} if same is not None else {})
-    rows += [[name, f"{value:.2f}", f"{task.max_length:,}", "as published", ""] for name, value in known.items()]
+    rows += [[name, f"{100 * value:.2f}", where, "as published", ""] for name, value in known.items()]
     environment = metrics["environment"]
     return write_results(
         folder / "lra",

@@ -139,7 +139,9 @@ def _read_listops(arguments: LraArguments) -> dict[str, Examples]:
         folder = arguments.made("-".join(map(str, ["listops", *numbers, count, "seed", arguments.generation_seed])))
         sizes = {"train": count - 2 * (count // 50), "validation": count // 50, "test": count // 50}
         if not all((folder / name).is_file() for name in listops.FILES.values()):
-            listops.generate_listops(folder, limits, sizes, arguments.generation_seed, arguments.preprocessing_num_workers)
+            listops.generate_listops(
+                folder, limits, sizes, arguments.generation_seed, arguments.preprocessing_num_workers
+            )
     return {part: listops.read_listops(folder / name) for part, name in listops.FILES.items()}
 
 

@@ -142,9 +142,9 @@ def _split_reviews(
     for part, (texts, labels) in parts.items():
         rows = [_encode(text, max_length, f"{source}, {part}, text {n}") for n, text in enumerate(texts, start=1)]
         encoded[part] = Examples.of_rows(rows, labels, source)
-    labels = encoded["train"].labels
-    order = np.random.default_rng(0).permutation(len(labels))
-    held = [place for label in (0, 1) for place in order[labels[order] == label][::_HELD_OUT]]
+    classes = encoded["train"].labels
+    order = np.random.default_rng(0).permutation(len(classes))
+    held = [place for label in (0, 1) for place in order[classes[order] == label][::_HELD_OUT]]
     kept = np.setdiff1d(order, held)
     return {
         "train": encoded["train"].select(kept),

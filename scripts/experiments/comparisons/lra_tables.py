@@ -1,0 +1,116 @@
+"""The tables of Long Range Arena: the tasks, learning curves, noise, the paper's analyses and self-pretraining."""
+
+from dataclasses import replace
+from typing import Any
+
+from experiments.comparisons.stages import Case, Curve, Measure, Stage, Table
+from experiments.lra.published import CURVE_STEPS, NOISES, ROWS, TASK_NAMES
+
+
+_TITLES = dict(zip(TASK_NAMES, ("ListOps", "Text", "Retrieval", "Image", "Pathfinder"), strict=True))
+_DATA = ("data_dir", "dataset_name", "cache_dir")
+_COSTS = (
+    Measure("parameters", "parameters", format=",.0f", pooled=True),
+    Measure("training (minutes)", "train_runtime", "lowest", ".1f", 1 / 60, pooled=True),
+)
+_SETTING = Measure("the same in the paper (%)", "published.setting", format=".2f", factor=100, pooled=True)
+_TEXT = (
+    "{0[global_batch_size]} sequences a step, weight decay {0[weight_decay]}; everything else in the recipe "
+    "`configuration/lra/%s.yaml`. {data}."
+)
+_NOTES = (
+    "- Accuracy over all test examples, of the model that is best on validation where the column names no step.",
+    "- Every architecture has the same sizes, pools by the mean and has the same head. SKTformer keeps the paper's "
+    "learning rate, every other one gets its own.",
+    "- FNet takes no mask: where inputs are padded, its answers depend on the batch. Nystromformer is linear where "
+    "none is, and has full attention where some are.",
+    "- Rows marked as the paper's are reprints of its tables, on data and a split of its own.",
+)
+
+
+def _accuracy(title: str, key: str = "eval_test_accuracy", rows: tuple[tuple[str, str], ...] = ()) -> Measure:
+    return Measure(title, key, "highest", ".2f", 100, baselines=rows)
+
+
+def _stage(task: str, what: str, runs: str, cases: tuple[Case, ...], measures: tuple[Measure, ...]) -> Stage:
+    return Stage(
+        folder="-".join(filter(None, (f"lra/{task}", what))),
+        script="run_lra.py",
+        runs=f"{runs}.txt",
+        recipes=(f"lra/{task}.yaml",),
+        data=_DATA,
+        cases=cases,
+        measures=measures,
+        learning_rates=(1e-4, 3e-4, 1e-3),
+        curve=Curve("validation accuracy", "eval_accuracy", "accuracy (%)", 100, "minutes of training"),
+    )
+
+
+def _table(task: str, title: str, *stages: Stage) -> Table:
+    return Table(f"Long Range Arena, {_TITLES[task]}: {title}", _TEXT % task, stages, _NOTES)
+
+
+def _whole(task: str) -> Table:
+    """Table 1: the paper's recipe in full, with its best values, and others."""
+    rows = tuple((name, f"published.rows.{name}") for name in ROWS)
+    measures = (_accuracy("accuracy (%)", rows=rows), *_COSTS)
+    return _table(task, "all of the paper's training", _stage(task, "", "lra", (Case(""),), measures))
+
+
+def _curves(task: str, num_steps: int) -> Table:
+    """Accuracy on the test after so many steps, with the smoother and without, and others."""
+    steps = [step for step in CURVE_STEPS if step <= num_steps]
+    every = ("--eval_strategy", "steps", "--eval_steps", "500", "--save_strategy", "steps", "--save_steps", "500")
+    measures = [
+        _accuracy(
+            f"after {step:,} steps",
+            f"curve.{step}",
+            tuple((f"{which} smoother (paper)", f"published.curve.{which}.{step}") for which in ("with", "without")),
+        )
+        for step in steps
+    ]
+    case = Case(f"{num_steps:,} steps", flags=("--test_curve", "true", *every), max_steps=num_steps)
+    stage = _stage(task, "curves", "lra_curves", (case,), (*measures, *_COSTS))
+    curve = Curve("test accuracy", "eval_test_accuracy", "accuracy (%)", 100)
+    return _table(task, "learning curves", replace(stage, curve=curve))
+
+
+def _noise() -> Table:
+    """Table 5: noise on the pixels of Image."""
+    amplitudes = next(iter(NOISES.values()))
+    measure = _accuracy("", rows=tuple((name, f"published.rows.{name}") for name in NOISES))
+    cases = tuple(Case(f"noise {a}", f"noise-{a}", ("--noise", str(a)), max_steps=5000) for a in amplitudes)
+    stage = _stage("image", "noise", "lra_noise", cases, (measure,))
+    return _table("image", "noise on the pixels", replace(stage, has_mean=True, label="accuracy (%)"))
+
+
+def _analysis(task: str, runs: str, title: str) -> Table:
+    """The impact of r, s1 and s2, or the ablation: the paper's figure beside ours."""
+    stage = _stage(task, runs, f"lra_{runs}", (Case(""),), (_accuracy("accuracy (%)"), _SETTING, *_COSTS))
+    return _table(task, title, replace(stage, learning_rates=()))
+
+
+def _self_pretraining(task: str) -> Table:
+    """Masked self-pretraining on the task's own training inputs, and none."""
+    measure = Measure("masked values guessed (%)", "eval_accuracy", format=".2f", factor=100)
+    first = _stage(task, "masked", "lra_masked", (Case(""),), (measure,))
+    recipes = (*first.recipes, "lra/self_pretraining.yaml")
+    last = _stage(task, "self-pretrained", "lra_self_pretraining", (Case(""),), (_accuracy("accuracy (%)"), *_COSTS))
+    stages = (replace(first, recipes=recipes, learning_rates=()), replace(last, learning_rates=()))
+    return _table(task, "masked self-pretraining on its own training inputs", *stages)
+
+
+def _make_tables() -> dict[str, Table]:
+    tables: dict[str, Any] = {"lra_curves_image_1000": _curves("image", 1000), "lra_noise": _noise()}
+    for task in TASK_NAMES:
+        tables |= {
+            f"lra_{task}": _whole(task),
+            f"lra_curves_{task}": _curves(task, 5000),
+            f"lra_impact_{task}": _analysis(task, "impact", "r, s1 and s2"),
+            f"lra_ablation_{task}": _analysis(task, "ablation", "without a part"),
+            f"lra_self_pretraining_{task}": _self_pretraining(task),
+        }
+    return tables
+
+
+TABLES = _make_tables()

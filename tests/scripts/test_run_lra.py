@@ -1,0 +1,276 @@
+"""run_lra.py from the command line to the files it leaves, and the models of its tables."""
+
+import json
+import sys
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForNextSentencePrediction, AutoModelForSequenceClassification, EvalPrediction
+
+import run_lra
+from experiments.arguments import CONFIGURATION, UserError, parse_command
+from experiments.comparisons.lra_tables import TABLES
+from experiments.fine_tuning import predict
+from experiments.lra.examples import Examples, collate
+from experiments.lra.jobs import compute_metrics
+from experiments.lra.models import LraModelArguments, build_model
+from experiments.lra.published import ROWS, published_figures
+from experiments.lra.tasks import TASKS
+from experiments.run_folder import METRICS_FILE
+from modeling_sktformer import SKTformerConfig
+
+
+SIZES = {
+    **{"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16},
+    **{"num_landmark_features": 4, "classifier_pooling": "mean", "smoother_norm": "batch_norm"},
+}
+FLAGS = {
+    **{"model_config": json.dumps(SIZES), "learning_rate": 1e-2, "num_train_epochs": 1, "logging_steps": 5},
+    **{"per_device_train_batch_size": 16, "per_device_eval_batch_size": 32, "eval_strategy": "epoch"},
+    **{"save_strategy": "epoch", "load_best_model_at_end": True, "report_to": "none"},
+}
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """Run the script in this process, small."""
+    (tmp_path / "recipe.yaml").write_text(json.dumps(FLAGS))
+    monkeypatch.chdir(tmp_path)
+
+    def call(*flags, name="run"):
+        words = ["--recipe", tmp_path / "recipe.yaml", "--use_cpu", "--output_dir", tmp_path / name, *flags]
+        monkeypatch.setattr(sys, "argv", ["run_lra.py", *map(str, words)])
+        run_lra.main()
+        return tmp_path / name
+
+    return call
+
+
+@pytest.fixture
+def pictures(tmp_path):
+    """Pictures that are bright in a corner that their class says."""
+    generator = np.random.default_rng(0)
+
+    def draw(number):
+        labels = np.arange(number) % 10
+        squares = generator.integers(0, 60, (number, 32, 32), dtype=np.uint8)
+        for square, label in zip(squares, labels, strict=True):
+            square[3 * label : 3 * label + 5] += 150
+        return squares.reshape(number, -1), labels
+
+    train, test = draw(80), draw(20)
+    np.savez(tmp_path / "pictures.npz", x_train=train[0], y_train=train[1], x_test=test[0], y_test=test[1])
+    return ["--task_name", "image", "--data_dir", tmp_path / "pictures.npz"]
+
+
+def metrics_of(folder):
+    return json.loads((folder / METRICS_FILE).read_text())
+
+
+def test_a_run_leaves_a_table_beside_the_paper(run, pictures, capsys):
+    folder = run(*pictures, "--seeds", 2, "--draw_examples", "--test_curve")
+    printed = capsys.readouterr().out
+    assert "| this model" in printed
+    assert "20 examples, the whole test | pictures.npz" in printed
+    for name, row in ROWS.items():
+        assert f"| {name} " in printed
+        assert f"{row['image']:.2f}" in printed
+    scores = [metrics_of(folder / f"seed-{seed}")["eval_test_accuracy"] for seed in (42, 43)]
+    assert json.loads((folder / "lra.json").read_text())["accuracies"] == [100 * score for score in scores]
+    metrics = metrics_of(folder / "seed-42")
+    assert metrics["curve"] == {"5": metrics["eval_test_accuracy"]}
+    assert metrics["eval_test_samples"] == 20
+    assert metrics["published"]["curve"]["with"]["500"] == pytest.approx(0.407)
+    for picture in ("examples.png", "curve.png"):
+        assert (folder / picture).read_bytes().startswith(b"\x89PNG")
+    card = (folder / "seed-42" / "README.md").read_text()
+    assert "AutoModelForSequenceClassification.from_pretrained" in card
+    assert str(folder.parent) not in card
+    # What is saved answers as what was measured, through the Auto class, batch by batch.
+    model = AutoModelForSequenceClassification.from_pretrained(folder / "seed-42").eval()
+    test = TASKS["image"].read(parse_command(run_lra.ARGUMENTS, argv=list(map(str, pictures))).groups[1])["test"]
+    with torch.no_grad():
+        answers = torch.cat([model(**collate([test[n]])).logits.argmax(-1) for n in range(20)])
+    assert (answers.numpy() == test.labels).mean() == pytest.approx(metrics["eval_test_accuracy"])
+    assert model.config.id2label[3] == "cat"
+
+
+def test_an_interrupted_command_goes_on_and_a_finished_one_rests(run, pictures, capsys):
+    first = metrics_of(run(*pictures))
+    folder = run(*pictures)
+    assert metrics_of(folder)["seconds"] == first["seconds"]
+    with pytest.raises(UserError, match="another run"):
+        run(*pictures, "--noise", 4)
+
+
+def test_noise_is_measured_beside_the_paper_s(run, pictures, capsys):
+    run(*pictures, "--noise", 4)
+    printed = capsys.readouterr().out
+    assert "pictures.npz, noise 4" in printed
+    assert "| this very setting (paper) | 55.32 " in printed.replace("  ", " ")
+    assert "28.56" in printed
+    assert "57.73" not in printed
+
+
+def test_generated_tasks_need_no_data(run, capsys):
+    short = ["--min_length", 8, "--max_length", 40, "--max_depth", 4, "--num_generated", 150]
+    folder = run("--task_name", "listops", *short, name="listops")
+    assert metrics_of(folder)["eval_test_samples"] == 3
+    made = sorted(path.name for path in (folder.parent / "runs" / "lra-data").rglob("*.tsv"))
+    assert made == ["basic_test.tsv", "basic_train.tsv", "basic_val.tsv"]
+    folder = run("--task_name", "pathfinder", "--num_generated", 100, "--draw_examples", name="pathfinder")
+    assert metrics_of(folder)["eval_samples"] == metrics_of(folder)["eval_test_samples"] == 10
+    assert (folder / "examples.png").is_file()
+    with pytest.raises(UserError, match=r"lra_release.gz.*--data_dir.*--stand_in"):
+        run("--task_name", "retrieval")
+    with pytest.raises(UserError, match=r"the Hub cannot be reached .*--data_dir"):
+        run("--task_name", "image")
+
+
+def test_pairs_are_matched(run):
+    short = ["--stand_in", "--num_generated", 100, "--max_seq_length", 60]
+    folder = run("--task_name", "retrieval", *short)
+    metrics = metrics_of(folder)
+    assert metrics["train_samples"] == 80
+    model = AutoModelForNextSentencePrediction.from_pretrained(folder)
+    assert type(model).__name__ == "SKTformerForSequenceMatching"
+    other = run("--task_name", "retrieval", *short, "--model_type", "bert", name="bert")
+    assert metrics_of(other)["model_type"] == "bert"
+    # A trained model is measured again without training, whatever its architecture.
+    for trained in (folder, other):
+        again = run(
+            "--task_name",
+            "retrieval",
+            *short,
+            "--model_name_or_path",
+            trained,
+            "--do_eval",
+            name=f"{trained.name}-again",
+        )
+        assert metrics_of(again)["eval_test_accuracy"] == metrics_of(trained)["eval_test_accuracy"]
+
+
+@pytest.mark.parametrize("model_type", ["sktformer", "bert"])
+def test_self_pretraining_is_gone_on_from(run, pictures, model_type):
+    masked = run(*pictures, "--model_type", model_type, "--mask_probability", 0.5, name="masked")
+    metrics = metrics_of(masked)
+    assert 0 <= metrics["eval_accuracy"] <= 1
+    assert metrics["eval_masked_loss"] < 7
+    assert not (masked / "lra.md").exists()
+    folder = run(*pictures, "--model_name_or_path", masked, "--learning_rate", 0, name="tuned")
+    assert metrics_of(folder)["started_from"] == "masked"
+    learned, tuned = load_file(masked / "model.safetensors"), load_file(folder / "model.safetensors")
+    prefix = "sktformer." if model_type == "sktformer" else "bert."
+    below = "sktformer." if model_type == "sktformer" else "encoder."
+    shared = [
+        name for name in learned if name.startswith(prefix) and "running" not in name and "num_batches" not in name
+    ]
+    assert len(shared) > 10
+    for name in shared:
+        assert torch.equal(learned[name], tuned[below + name.removeprefix(prefix)])
+
+
+def test_accuracy_counts_every_example_once(run, tmp_path):
+    generator = np.random.default_rng(0)
+    rows = [generator.integers(0, 15, generator.integers(3, 30)) for _ in range(37)]
+    examples = Examples.of_rows(rows, generator.integers(0, 10, 37).tolist(), "here")
+    arguments = LraModelArguments(model_config=json.dumps(SIZES | {"smoother_norm": "layer_norm"}))
+    model = build_model(arguments, TASKS["listops"], 30, True, seed=0)
+    training = parse_command(run_lra.ARGUMENTS, argv=["--output_dir", str(tmp_path), "--use_cpu"]).groups[2]
+    found = []
+    for batch in (1, 7, 32, 1000):
+        training.per_device_eval_batch_size = batch
+        logits = predict(model, examples, collate, None, training, tmp_path)  # type: ignore[arg-type]
+        found.append((logits.argmax(-1) == examples.labels).mean())
+    assert len(set(found)) == 1
+
+    measured = compute_metrics(EvalPrediction(logits, examples.labels))
+    assert measured == {"score": found[0], "accuracy": found[0]}
+
+
+@pytest.mark.parametrize("model_type", ["bert", "fnet", "nystromformer", "longformer"])
+@pytest.mark.parametrize("task_name", ["image", "retrieval"])
+def test_other_encoders_have_the_same_sizes_pooling_and_head(model_type, task_name):
+    task = TASKS[task_name]
+    own = LraModelArguments(model_config=json.dumps(SIZES))
+    other = LraModelArguments(model_config=json.dumps(SIZES), model_type=model_type)
+    ours, theirs = (build_model(arguments, task, 128, False, seed=0).eval() for arguments in (own, other))
+    shapes = [{n: p.shape for n, p in model.classifier.named_parameters()} for model in (ours, theirs)]
+    assert shapes[0] == shapes[1]
+    assert theirs.config.hidden_size == 16
+    shape = (2, 128) if task.per_example == 1 else (2, 2, 128)
+    ids = torch.randint(1, 257, shape)
+    logits = theirs(ids).logits
+    assert logits.shape == (2, len(task.labels))
+    assert theirs(ids, labels=torch.tensor([0, 1])).loss.isfinite()
+    if model_type == "bert":  # pooled over real tokens alone
+        padded = torch.cat([ids, torch.zeros_like(ids[..., :0])], dim=-1)
+        mask = torch.ones_like(padded)
+        mask[..., 100:] = 0
+        assert torch.allclose(theirs(ids * mask, mask).logits, theirs(ids[..., :100]).logits, atol=1e-5)
+
+
+def test_bad_arguments_are_named(run, pictures, tmp_path):
+    for flags, message in (
+        ([*pictures, "--noise", "-1"], "noise is -1"),
+        (["--task_name", "listops", "--noise", "2"], "--noise is for --task_name image"),
+        (["--task_name", "text", "--draw_examples"], "Text has no pictures"),
+        (["--task_name", "listops", "--dataset_name", "a/b"], "ListOps is not read from the Hub"),
+        ([*pictures, "--dataset_name", "a/b"], "several data sets"),
+        ([*pictures, "--max_seq_length", "100"], "a picture has 1024 pixels"),
+        (["--task_name", "image", "--data_dir", tmp_path / "none.npz"], "no such file or folder"),
+        ([*pictures, "--model_type", "gpt2"], "no masked-LM"),
+        ([*pictures, "--config_overrides", "num_segments=3"], "num_segments"),
+        ([*pictures, "--config_overrides", "nothing=3"], "`nothing=3` is not field=value"),
+        ([*pictures, "--do_eval"], "Nothing is trained"),
+        ([*pictures, "--mask_probability", "1.5"], "between 0 and 1"),
+        ([*pictures, "--mask_probability", "0.5", "--test_curve"], "leave one out"),
+    ):
+        with pytest.raises(UserError, match=message):
+            run(*flags)
+        assert not (tmp_path / "run").exists()
+
+
+def test_a_checkpoint_of_another_task_or_length_is_refused(run, pictures):
+    short = ["--task_name", "retrieval", "--stand_in", "--num_generated", 100]
+    trained = run(*short, "--max_seq_length", 40, name="trained")
+    with pytest.raises(UserError, match=r"takes 40 tokens, not 60; give --max_seq_length 40"):
+        run(*short, "--max_seq_length", 60, "--model_name_or_path", trained)
+    listops = ["--task_name", "listops", "--min_length", 8, "--max_length", 40, "--num_generated", 100]
+    with pytest.raises(UserError, match="was not made for ListOps: it has 258 kinds of tokens"):
+        run(*listops, "--model_name_or_path", trained)
+
+
+def test_published_figures_are_found_by_the_setting():
+    def setting(**fields):
+        return published_figures("text", SKTformerConfig(**fields), 0)["setting"]
+
+    assert setting() == pytest.approx(0.6927)
+    assert setting(num_segments=16) == pytest.approx(0.7002)
+    assert setting(num_landmark_features=4) == pytest.approx(0.5205)
+    assert setting(use_feature_attention=False) == pytest.approx(0.6127)
+    assert setting(num_segments=2) is setting(use_smoother=False) is None
+    # The stem's loss on Pathfinder as its mean has it, and not as it is printed.
+    losses = [0.13, 0.55, 1.51, 1.76, 0.47]
+    assert sum(losses) / 5 == pytest.approx(0.88, abs=0.005)
+    config = SKTformerConfig(use_convolution_stem=False)
+    assert published_figures("pathfinder", config, 0)["setting"] == pytest.approx(0.7582 - 0.0047)
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_rows_of_tables_parse(name):
+    table = TABLES[name]
+    for number, stage in enumerate(table.stages):
+        recipes = ["--recipe", *(str(CONFIGURATION / path) for path in stage.recipes)]
+        for row_name, row in stage.rows().items():
+            for case in stage.cases:
+                given = [*recipes, *case.flags, *row]
+                if number:
+                    given = [word for word in given if word != "--model_name_or_path" and word not in stage.rows()]
+                _, arguments, training = parse_command(run_lra.ARGUMENTS, argv=given).groups
+                assert f"/{arguments.task_name}" in f"/{stage.folder}"
+                assert row_name
+                assert training.load_best_model_at_end
+    assert table.text.format(*(stage.recipe() for stage in table.stages), data="")
