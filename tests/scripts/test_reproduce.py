@@ -152,6 +152,15 @@ def test_a_row_keeps_the_rate_that_it_says(make, stage, tmp_path):
     assert not [path for path in (tmp_path / "out" / "first").iterdir() if path.name.startswith("ours-100-0.1-100")]
 
 
+def test_the_first_case_may_choose_for_all(make, stage, tmp_path):
+    text, results = make([replace(stage, one_rate=True)])
+    searched = sorted(path.parent.name for path in (tmp_path / "out").rglob("*-100/metrics.json"))
+    assert searched == sorted(f"{row}-100-{rate}-100" for row in ("ours", "theirs") for rate in (0.001, 0.01, 0.1))
+    assert cells(text, "ours")[-2:] == ["0.001", "0.001"]
+    assert cells(text, "theirs")[-2:] == ["0.1", "0.1"]
+    assert results["searches"]["theirs-200"] == results["searches"]["theirs-100"]
+
+
 def test_rates_are_searched_with_fewer_steps_or_not_at_all(make, stage, tmp_path):
     text, results = make([stage], "--search_steps", 10)
     searched = sorted(path.parent.name for path in (tmp_path / "out").rglob("*-100/metrics.json"))

@@ -99,6 +99,7 @@ class Stage:
     result: str = METRICS_FILE  # in the folder of a run; {case} stands for the name of the case
     # Each row that does not say its own gets the one with the lowest `eval_loss`.
     learning_rates: tuple[float, ...] = ()
+    one_rate: bool = False  # whether the first case chooses it for all of them
     has_mean: bool = False  # whether a column has the mean of the last measure over the cases
     label: str = "score (%)"  # of that measure in the picture of all cases
     curve: Curve = Curve()  # in the picture of each case where there is no mean
@@ -183,9 +184,11 @@ class _StageRuns:
         choice = self.stage.learning_rates and (self.arguments.learning_rates or self.stage.learning_rates)
         rates = {name: choice and (own_rate(row) or choice) for name, row in self.rows.items()}
         cells = [(name, case) for case in self.stage.cases for name in self.rows if name in (case.rows or self.rows)]
+        chooses = {case: self.stage.cases[0] if self.stage.one_rate else case for case in self.stage.cases}
         tried = {
             (name, case.key): {
-                rate: self.plan(name, replace(case, max_steps=self.arguments.search_steps or case.max_steps), rate)
+                rate: self.plan(name, replace(of, max_steps=self.arguments.search_steps or of.max_steps), rate)
+                for of in [chooses[case]]
                 for rate in rates[name]
             }
             for name, case in cells

@@ -95,14 +95,15 @@ def _forecasting(task: str) -> Table:
         measures=(errors("MAE", "mae"), errors("", "mse")),
         result="horizon-{case}/metrics.json",
         learning_rates=(1e-4, 3e-4, 1e-3),
+        one_rate=True,
         has_mean=True,
         label="MSE",
     )
     text = (
         f"{benchmark.title}, contexts of {benchmark.context_length} steps: errors on scaled values over all test "
         "windows, MSE where the column does not say MAE. Each row starts from the recipe that its line in "
-        f"`configuration/runs/{stage.runs}` names. SKTformer keeps its recipe's rate, others get a learning rate for "
-        "each horizon. The model that is tested is the best on validation."
+        f"`configuration/runs/{stage.runs}` names. SKTformer keeps its recipe's learning rate, others get the best of "
+        "three at the first horizon. The model that is tested is the best on validation."
     )
     notes = (
         "- last value, seasonal naive: the last value or season, repeated; linear: least squares of the context, the "
