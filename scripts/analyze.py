@@ -3,17 +3,24 @@ Analyse a trained model; the first argument says how.
 
     python scripts/analyze.py lengthening --model_name_or_path runs/quickstart
     python scripts/analyze.py lengthening --model_name_or_path runs/mine --train_file a.txt --validation_file b.txt
+    python scripts/analyze.py incoherence --tasks pathfinder
 
 lengthening: what a pre-trained SKTformer loses when it is lengthened, without further training.
+incoherence: how evenly energy is spread over what the attention reads, before and after the Fourier convolution.
+
+The paper's other analyses are tables of runs, which reproduce.py makes: lra_impact_TASK, lra_ablation_TASK, lra_noise
+and lra_curves_TASK.
 """
 
 import sys
 
-from experiments.analyses import lengthening
+from experiments.analyses import incoherence, lengthening
 from experiments.arguments import UserError, parse_args, run_script
 
 
-ANALYSES = {"lengthening": (lengthening.ARGUMENTS, lengthening.analyze)}
+ANALYSES = {
+    module.__name__.rpartition(".")[2]: (module.ARGUMENTS, module.analyze) for module in (lengthening, incoherence)
+}
 
 
 def main() -> None:

@@ -15,37 +15,16 @@ again goes on with a run that was cut short.
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-from experiments.arguments import CONFIGURATION, UserError, flag, parse_command, run_script
-from experiments.fine_tuning import FineTuningArguments, check_job, read_metrics, run_job, trial_folders
-from experiments.lra.jobs import make_job, record_curve
+from experiments.arguments import CONFIGURATION, UserError, parse_command, run_script
+from experiments.fine_tuning import check_job, read_metrics, run_job, trial_folders
+from experiments.lra.jobs import LraTrainingArguments, make_job, record_curve
 from experiments.lra.models import LraModelArguments
 from experiments.lra.report import draw_examples, write_report
 from experiments.lra.tasks import TASKS, LraArguments, load_parts
 from experiments.run_folder import recorded_arguments
 from experiments.training import announce, describe_devices, describe_recipe, leave_process_group, prepare, upload_run
-
-
-@dataclass
-class LraTrainingArguments(FineTuningArguments):
-    """The arguments of training on Long Range Arena."""
-
-    output_dir: str | None = flag(None, "Folder of the run; by default runs/lra/TASK.")
-    mask_probability: float | None = flag(
-        None, "Masked self-pretraining: guess this share of the values, in place of the labels."
-    )
-    test_curve: bool = flag(False, "Measure the test at each evaluation, for a curve; nothing is chosen by it.")
-
-    def __post_init__(self) -> None:
-        self.output_dir = self.output_dir or "runs/lra"
-        super().__post_init__()
-        self.remove_unused_columns = False  # an example has none of the model's names yet
-        if self.mask_probability is not None and not 0 < self.mask_probability < 1:
-            raise UserError(f"--mask_probability is {self.mask_probability:g}; it must lie between 0 and 1.")
-        if self.mask_probability is not None and self.test_curve:
-            raise UserError("--test_curve measures labels, of which --mask_probability makes no use; leave one out.")
 
 
 ARGUMENTS = (LraModelArguments, LraArguments, LraTrainingArguments)

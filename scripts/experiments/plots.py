@@ -182,6 +182,24 @@ def plot_confusion_matrix(counts: np.ndarray, labels: Sequence[str], path: str |
         figure.colorbar(picture, ax=axes, shrink=0.8, label="share of the true label")
 
 
+def plot_distributions(
+    groups: Mapping[str, Mapping[str, np.ndarray]], path: str | Path, title: str, label: str = "incoherence"
+) -> None:
+    """Draw boxes with medians, quartiles and 5 to 95 % of values, a panel for each of the groups, a box for a name."""
+    rows = max(len(values) for values in groups.values())
+    with open_figure(path, title, (5.5 * len(groups), 0.42 * rows + 1.4), (1, len(groups)), grid="x") as (_, panels):
+        for panel, (group, values) in zip(np.ravel(panels), groups.items(), strict=True):
+            boxes = panel.boxplot(
+                list(values.values()), whis=(5, 95), showfliers=False, orientation="horizontal", patch_artist=True
+            )
+            for name, box, median in zip(values, boxes["boxes"], boxes["medians"], strict=True):
+                box.set_facecolor("C1" if name.endswith("after") else "0.8")
+                median.set_color("black")
+            panel.set_yticks(range(1, len(values) + 1), list(values))
+            panel.invert_yaxis()
+            panel.set(title=group, xlabel=label)
+
+
 def plot_forecasts(
     columns: Sequence[str],
     past: np.ndarray,

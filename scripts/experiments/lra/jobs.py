@@ -1,6 +1,7 @@
 """A task of Long Range Arena as a job of fine-tuning: trained, chosen on validation, measured on the whole test."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,8 @@ import numpy as np
 import torch
 from transformers import EvalPrediction
 
-from experiments.arguments import Command
-from experiments.fine_tuning import FineTuningTrainer, Job, read_metrics
+from experiments.arguments import Command, UserError, flag
+from experiments.fine_tuning import FineTuningArguments, FineTuningTrainer, Job, read_metrics
 from experiments.lra.examples import Examples, collate
 from experiments.lra.models import build_model, vocab_size
 from experiments.lra.pretraining import MaskedCollator, SelfPretrainingTrainer
@@ -21,6 +22,26 @@ from experiments.lra.tasks import TASKS
 from experiments.models import describe_config, fingerprint_checkpoint
 from experiments.results import write_json
 from experiments.run_folder import METRICS_FILE
+
+
+@dataclass
+class LraTrainingArguments(FineTuningArguments):
+    """The arguments of training on Long Range Arena."""
+
+    output_dir: str | None = flag(None, "Folder of the run; by default runs/lra/TASK.")
+    mask_probability: float | None = flag(
+        None, "Masked self-pretraining: guess this share of the values, in place of the labels."
+    )
+    test_curve: bool = flag(False, "Measure the test at each evaluation, for a curve; nothing is chosen by it.")
+
+    def __post_init__(self) -> None:
+        self.output_dir = self.output_dir or "runs/lra"
+        super().__post_init__()
+        self.remove_unused_columns = False  # an example has none of the model's names yet
+        if self.mask_probability is not None and not 0 < self.mask_probability < 1:
+            raise UserError(f"--mask_probability is {self.mask_probability:g}; it must lie between 0 and 1.")
+        if self.mask_probability is not None and self.test_curve:
+            raise UserError("--test_curve measures labels, of which --mask_probability makes no use; leave one out.")
 
 
 class CurveTrainer(FineTuningTrainer):

@@ -104,3 +104,10 @@ def _published_setting(task_name: str, config: Any) -> float | None:
     if off:
         return ROWS[PAPER][task_name] - _LOSSES[off[0]][task_name] if counts == (8, 8, 8) else None
     return _IMPACT[counts][task_name]
+
+
+def published_incoherence(task_name: str) -> dict[str, float]:
+    """Incoherence after 100 steps, by rank and stage; nothing for tasks of which the paper does not report it."""
+    names = [f"rank {rank}, {stage}" for rank in (32, 16) for stage in ("before", "after")]
+    figures = {"text": (2.75, 2.05, 3.98, 3.23), "pathfinder": (3.83, 1.99, 4.88, 3.48)}
+    return dict(zip(names, figures[task_name], strict=True)) if task_name in figures else {}

@@ -1,0 +1,176 @@
+"""
+The incoherence of what the attention reads, before and after the Fourier convolution (Definition 1 of the paper).
+
+The fewer tokens and columns a matrix's energy is gathered in, the better a random sample of them stands for all: the
+paper's reason for a smoother.
+"""
+
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader
+from tqdm import tqdm
+from transformers import AutoModelForSequenceClassification
+
+from experiments import results
+from experiments.arguments import CONFIGURATION, UserError, parse_command, require_at_least
+from experiments.lra.examples import collate
+from experiments.lra.jobs import LraTrainingArguments
+from experiments.lra.models import LraModelArguments
+from experiments.lra.published import published_incoherence
+from experiments.lra.tasks import TASKS, LraArguments, load_parts
+from experiments.plots import plot_distributions
+from experiments.run_folder import ARGUMENTS_FILE
+from experiments.runs import Run, choose_launcher, execute_runs, read_runs
+from modeling_sktformer.circle import Circle
+from modeling_sktformer.smoothing import Smoother
+
+
+RUNS = CONFIGURATION / "runs" / "lra_incoherence.txt"
+STAGES = ("before", "after")
+
+
+@dataclass
+class IncoherenceArguments:
+    """What is trained and measured."""
+
+    tasks: list[str] = field(
+        default_factory=lambda: ["text", "pathfinder"], metadata={"help": f"Of {', '.join(TASKS)}."}
+    )
+    run_flags: str = field(default="", metadata={"help": "Further flags of all runs, such as --data_dir, in quotes."})
+    ranks: list[int] = field(default_factory=lambda: [16, 32], metadata={"help": "Singular vectors that count."})
+    num_examples: int = field(default=200, metadata={"help": "Test examples of each task."})
+    output_dir: str = field(default="runs/incoherence", metadata={"help": "Folder of the runs."})
+
+    def __post_init__(self) -> None:
+        if unknown := sorted(set(self.tasks) - set(TASKS)):
+            raise UserError(f"--tasks {' '.join(unknown)}: there is no such task; there are {', '.join(TASKS)}.")
+        if min(self.ranks, default=0) < 1:
+            raise UserError(f"--ranks {' '.join(map(str, self.ranks))}: give whole numbers of at least 1.")
+        require_at_least(2, self, "num_examples")
+
+
+ARGUMENTS = (IncoherenceArguments, results.ResultsArguments)
+
+
+def incoherence(matrices: torch.Tensor, rank: int) -> torch.Tensor:
+    """
+    Definition 1: mu = the larger of n / r max_i |e_i^T W|^2 and d / r max_i |e_i^T V|^2.
+
+    W and V hold the first r left and right singular vectors. Between 1, where energy is spread evenly, and
+    max(n, d) / r.
+
+    Args:
+        matrices (`torch.Tensor` of shape `(..., n, d)`): Tokens and their columns.
+        rank (`int`): r, at most the smaller of n and d.
+
+    Returns:
+        `torch.Tensor` of shape `(...)`.
+
+    Raises:
+        ValueError: if the rank is larger.
+    """
+    if rank > min(matrices.shape[-2:]):
+        raise ValueError(f"A matrix of shape {tuple(matrices.shape[-2:])} has no {rank} singular vectors.")
+    left, _, right = torch.linalg.svd(matrices.double(), full_matrices=False)
+    sides = (left[..., :rank], right.mT[..., :rank])
+    leverages = [side.square().sum(dim=-1).amax(dim=-1) * side.shape[-2] / rank for side in sides]
+    return torch.maximum(*leverages)
+
+
+def analyze(arguments: IncoherenceArguments, places: results.ResultsArguments) -> str:
+    """
+    Write `incoherence.md`, `.json` and `.png`: train each task for the steps in the table of runs, then measure the
+    input of each layer's smoother and what its Fourier convolution makes of it, on test examples.
+
+    Raises:
+        UserError: if a run fails, its data cannot be had, or a rank is larger than the model is wide.
+    """
+    runs = {}
+    for task in arguments.tasks:
+        words = [word.format(task=task, configuration=CONFIGURATION) for word in read_runs(RUNS)["SKTformer"]]
+        flags = (*words, *shlex.split(arguments.run_flags))
+        runs[task] = Run("run_lra.py", flags, Path(arguments.output_dir) / task)
+    execute_runs(list(runs.values()), choose_launcher(None), "incoherence")
+    measured = {TASKS[task].title: _measure(run, arguments) for task, run in runs.items()}
+    figures = {TASKS[task].title: published_incoherence(task) for task in runs}
+    environment, command = results.describe_environment(), results.command_line()
+    return write_report(Path(places.results_dir) / "incoherence", measured, figures, command, environment)
+
+
+def _measure(run: Run, arguments: IncoherenceArguments) -> dict[str, np.ndarray]:
+    """By layer, rank and stage, a value for each example."""
+    recipe = ["--recipe", str(run.folder / ARGUMENTS_FILE)]
+    _, of_task, _ = parse_command((LraModelArguments, LraArguments, LraTrainingArguments), argv=recipe).groups
+    test = load_parts(of_task)["test"]
+    test = test.select(np.linspace(0, len(test) - 1, min(len(test), arguments.num_examples)).astype(int))
+    model = AutoModelForSequenceClassification.from_pretrained(run.folder).eval()
+    if max(arguments.ranks) > model.config.hidden_size:
+        raise UserError(f"--ranks {max(arguments.ranks)}: the model has {model.config.hidden_size} columns.")
+    values: dict[str, list[float]] = {}
+    batches = DataLoader(test, batch_size=8, collate_fn=collate)  # type: ignore[arg-type]
+    for batch in tqdm(batches, f"{of_task.task_name}, incoherence", disable=None):
+        for layer, stages in enumerate(smoother_inputs(model, batch), start=1):
+            for stage, matrices in zip(STAGES, stages, strict=True):
+                for rank in arguments.ranks:
+                    found = [float(incoherence(matrix, rank)) for matrix in matrices if len(matrix) >= rank]
+                    values.setdefault(f"layer {layer}, rank {rank}, {stage}", []).extend(found)
+    return {name: np.array(of_name) for name, of_name in values.items()}
+
+
+@torch.no_grad()
+def smoother_inputs(model: Any, batch: Mapping[str, torch.Tensor]) -> Iterator[tuple[list, list]]:
+    """
+    Of each layer the matrices `(num_tokens, hidden_size)` of a batch's sequences, without padding: what the smoother
+    reads, and its Fourier convolution.
+    """
+    read: list[tuple[Smoother, tuple]] = []
+    smoothers = [module for module in model.modules() if isinstance(module, Smoother)]
+    hooks = [s.register_forward_pre_hook(lambda module, inputs: read.append((module, inputs))) for s in smoothers]
+    model(**{name: tensor for name, tensor in batch.items() if name != "labels"})
+    for hook in hooks:
+        hook.remove()
+    for smoother, (states, sequences, _) in read:
+        states, convolution = sequences.zero_padding(states), smoother.fourier_convolution
+        smoothed = convolution(states, Circle(convolution.num_positions))
+        lengths = [sequences.length] * len(states) if sequences.num_tokens is None else sequences.num_tokens.tolist()
+        before, after = ([row[:n] for row, n in zip(of, lengths, strict=True)] for of in (states, smoothed))
+        yield before, after
+
+
+def write_report(
+    path: Path,
+    measured: Mapping[str, Mapping[str, np.ndarray]],
+    published: Mapping[str, Mapping[str, float]],
+    command: str,
+    environment: dict[str, Any],
+) -> str:
+    """Write a table, the values and a picture of them; gives the Markdown."""
+    cases = list(dict.fromkeys(name.rpartition(", ")[0] for values in measured.values() for name in values))
+    header = ["", "layer and rank", *(f"{stage}{paper}" for paper in ("", ", paper") for stage in STAGES)]
+    rows = []
+    for task, values in measured.items():
+        for case in cases:
+            found = [values[f"{case}, {stage}"] for stage in STAGES]
+            paper = [published[task].get(f"{case.partition(', ')[2]}, {stage}") for stage in STAGES]
+            cells = [f"{v.mean():.2f} ± {v.std(ddof=1):.2f}" for v in found]
+            rows.append([task, case, *cells, *("" if figure is None else f"{figure:.2f}" for figure in paper)])
+    plot_distributions(measured, path.with_suffix(".png"), "Incoherence before and after the Fourier convolution")
+    lists = {task: {name: v.tolist() for name, v in values.items()} for task, values in measured.items()}
+    return results.write_results(
+        path,
+        {"command": command, "environment": environment, "values": lists},
+        [
+            "# Incoherence before and after the Fourier convolution",
+            "Definition 1 of the paper, after 100 steps of training: mean and standard deviation over test examples. "
+            "The paper does not say of which layer its figures are.",
+            "\n".join(results.format_table(header, rows)),
+            f"![Incoherence]({path.name}.png)",
+            results.format_origin(environment, command, [environment["commit"]]),
+        ],
+    )
