@@ -12,7 +12,7 @@ from sklearn.preprocessing import PolynomialFeatures, StandardScaler
 
 from experiments.arguments import UserError
 from experiments.lra.contours import PathfinderParameters
-from experiments.lra.pathfinder import draw_examples, generate_pathfinder, read_pathfinder
+from experiments.lra.pathfinder import generate_pathfinder, read_pathfinder
 from experiments.lra.scenes import Scenes, make_scenes
 
 
@@ -257,10 +257,3 @@ def test_what_is_wrong_with_a_folder(tmp_path, images):
     metadata.write_text("imgs/1 sample_10.png\n")
     with pytest.raises(UserError, match=r"1.npy, line 1 has 2 columns"):
         read_pathfinder(tmp_path)
-
-
-def test_examples_are_drawn(tmp_path, images):
-    write_folder(tmp_path / "set", *images)
-    draw_examples(read_pathfinder(tmp_path / "set")["train"], tmp_path / "examples.png")
-    with Image.open(tmp_path / "examples.png") as picture:
-        assert min(picture.size) >= 500

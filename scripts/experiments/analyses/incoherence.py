@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -28,7 +28,7 @@ from experiments.plots import plot_distributions
 from experiments.run_folder import ARGUMENTS_FILE
 from experiments.runs import Run, choose_launcher, execute_runs, read_runs
 from modeling_sktformer.circle import Circle
-from modeling_sktformer.smoothing import Smoother
+from modeling_sktformer.smoothing import FourierConvolution, Smoother
 
 
 RUNS = CONFIGURATION / "runs" / "lra_incoherence.txt"
@@ -136,7 +136,7 @@ def smoother_inputs(model: Any, batch: Mapping[str, torch.Tensor]) -> Iterator[t
     for hook in hooks:
         hook.remove()
     for smoother, (states, sequences, _) in read:
-        states, convolution = sequences.zero_padding(states), smoother.fourier_convolution
+        states, convolution = sequences.zero_padding(states), cast(FourierConvolution, smoother.fourier_convolution)
         smoothed = convolution(states, Circle(convolution.num_positions))
         lengths = [sequences.length] * len(states) if sequences.num_tokens is None else sequences.num_tokens.tolist()
         before, after = ([row[:n] for row, n in zip(of, lengths, strict=True)] for of in (states, smoothed))

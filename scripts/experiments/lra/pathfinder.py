@@ -16,7 +16,6 @@ from experiments.lra.contours import PathfinderParameters
 from experiments.lra.examples import Examples
 from experiments.lra.parallel import map_parts, split_work
 from experiments.lra.scenes import make_scenes
-from experiments.plots import open_figure
 from experiments.results import replace_file
 
 
@@ -144,15 +143,3 @@ def _read_metadata(file: Path) -> Iterator[tuple[str, int]]:
             found = f"label {row[3]}" if len(row) > 3 else f"{len(row)} columns"
             raise UserError(f"{file}, line {number} has {found}; give folder, file, number and a label, 0 or 1.")
         yield f"{row[0]}/{row[1]}", int(row[3])
-
-
-def draw_examples(examples: Examples, file: str | Path, title: str = "Pathfinder", num_columns: int = 6) -> None:
-    """Write a PNG with pictures of both classes, in the order of the examples."""
-    classes = {1: "joined", 0: "not joined"}
-    with open_figure(file, title, (2.2 * num_columns, 5), (len(classes), num_columns), grid=None) as (_, panels):
-        for panel in panels.flat:
-            panel.axis("off")
-        for row, (label, name) in zip(panels, classes.items(), strict=True):
-            for panel, index in zip(row, np.flatnonzero(examples.labels == label), strict=False):
-                panel.imshow(examples.sequence(int(index)).reshape(SIZE, SIZE), cmap="gray", vmin=0, vmax=255)
-                panel.set_title(f"{label}: {name}", fontsize=10)
