@@ -16,8 +16,8 @@ import reproduce
 import run_classification
 import run_forecasting
 import run_glue
+import run_lra
 import train_tokenizer
-from experiments.analyses import lengthening
 from experiments.arguments import parse_args
 from experiments.comparisons.tables import TABLES
 from experiments.models import ModelArguments
@@ -42,8 +42,9 @@ SCRIPTS: dict[str, list[type]] = {
     "run_glue.py": list(run_glue.ARGUMENTS),
     "run_classification.py": list(run_classification.ARGUMENTS),
     "run_forecasting.py": list(run_forecasting.ARGUMENTS),
+    "run_lra.py": list(run_lra.ARGUMENTS),
     "reproduce.py": list(reproduce.ARGUMENTS),
-    "analyze.py": [*lengthening.ARGUMENTS],
+    "analyze.py": [],  # each analysis has its own
     "benchmark.py": [benchmark.BenchmarkArguments],
 }
 
@@ -86,7 +87,10 @@ def test_commands_in_documents_parse(document, command, monkeypatch):
         table, *flags = flags
         assert table in (TABLES if name == "reproduce.py" else analyze.ANALYSES)
         flags += ["--table", table] if name == "reproduce.py" else []
-    trains = name in ("pretrain_mlm.py", "run_glue.py", "run_classification.py", "run_forecasting.py")
+        if name == "analyze.py":
+            parse_args(analyze.ANALYSES[table][0], flags)
+            return
+    trains = name in ("pretrain_mlm.py", "run_glue.py", "run_classification.py", "run_forecasting.py", "run_lra.py")
     extra = ["--use_cpu"] if trains and "--use_cpu" not in flags else []
     parse_args(SCRIPTS[Path(script).name], [*flags, *extra])
 
