@@ -154,7 +154,8 @@ def test_impossible_parameters(parameters, message):
         make_scenes(np.array([0, 1]), np.random.default_rng(0), PathfinderParameters(**parameters))
 
 
-def test_files_are_the_same_for_any_number_of_processes(tmp_path):
+def test_files_are_the_same_for_any_number_of_processes(tmp_path, monkeypatch):
+    monkeypatch.setattr("experiments.lra.pathfinder._PART", 15)  # several parts, of which none may be left out
     for name, seed, processes in (("one", 0, 1), ("two", 0, 2), ("other", 1, 1)):
         generate_pathfinder(tmp_path / f"{name}.npz", 41, seed, processes, SMALL)
     made = {name: np.load(tmp_path / f"{name}.npz") for name in ("one", "two", "other")}
@@ -164,6 +165,7 @@ def test_files_are_the_same_for_any_number_of_processes(tmp_path):
         np.testing.assert_array_equal(made["one"][key], made["two"][key])
         assert (made["one"][key] != made["other"][key]).any()
     assert len(np.unique(made["one"]["images"], axis=0)) == 41
+    assert made["one"]["images"].max(axis=1).min() > 100
     assert sorted(file.name for file in tmp_path.iterdir()) == ["one.npz", "other.npz", "two.npz"]
     with pytest.raises(UserError, match="0 images: give at least 1"):
         generate_pathfinder(tmp_path / "none.npz", 0)

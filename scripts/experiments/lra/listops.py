@@ -25,9 +25,8 @@ FILES = {"train": "basic_train.tsv", "validation": "basic_val.tsv", "test": "bas
 SIZES = {"train": 96_000, "validation": 2_000, "test": 2_000}
 
 _HEADER = b"Source\tTarget"
-_DIGITS = [
-    b"%d" % digit for digit in range(10)
-]  # For reading: a letter for each operator, the letters of all their names, and how deep a symbol leads.
+_DIGITS = [b"%d" % digit for digit in range(10)]
+# For reading: a letter for each operator, the letters of all their names, and how deep a symbol leads.
 _LETTERS, _NAMES = b"abcd", "".join(OPERATORS).replace("[", "").encode()
 _STEPS = np.array([0] * 10 + [1] * len(OPERATORS) + [-1], dtype=np.int32)
 _OPERATOR_SHARE = 0.25  # of the nodes that are not as deep as they may be

@@ -49,8 +49,10 @@ def generate_pathfinder(
     parts = ((labels[part.start : part.stop], child) for part, child in split_work(count, _PART, seed))
     drawn = contextlib.closing(map_parts(partial(_make_images, p), parts, processes))
     with drawn as results, tqdm(total=count, desc="Pathfinder", unit=" images", disable=None) as progress:
+        done = 0
         for result in results:
-            images[progress.n : progress.n + len(result)] = result
+            images[done : done + len(result)] = result
+            done += len(result)
             progress.update(len(result))
     with replace_file(file) as unfinished, open(unfinished, "wb") as stream:
         np.savez_compressed(stream, images=images, labels=labels)
