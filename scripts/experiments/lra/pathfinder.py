@@ -45,17 +45,15 @@ def generate_pathfinder(
         raise UserError(f"{count} images: give at least 1.")
     p = parameters or PathfinderParameters()
     labels = np.random.default_rng(seed).permutation(np.arange(count) % 2).astype(np.uint8)
-    images = np.empty((count, p.image_size**2), dtype=np.uint8)
+    images = []
     parts = ((labels[part.start : part.stop], child) for part, child in split_work(count, _PART, seed))
     drawn = contextlib.closing(map_parts(partial(_make_images, p), parts, processes))
     with drawn as results, tqdm(total=count, desc="Pathfinder", unit=" images", disable=None) as progress:
-        done = 0
         for result in results:
-            images[done : done + len(result)] = result
-            done += len(result)
+            images.append(result)
             progress.update(len(result))
     with replace_file(file) as unfinished, open(unfinished, "wb") as stream:
-        np.savez_compressed(stream, images=images, labels=labels)
+        np.savez_compressed(stream, images=np.concatenate(images), labels=labels)
 
 
 def _make_images(p: PathfinderParameters, part: tuple[np.ndarray, np.random.SeedSequence]) -> np.ndarray:
