@@ -18,6 +18,7 @@ from experiments.lra.examples import Examples
 
 
 HUB_DATASET = "uoft-cs/cifar10"
+_FETCH = "--data_dir cifar-10-python.tar.gz, fetched from https://www.cs.toronto.edu/~kriz/cifar.html"
 SIDE = 32
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 _LUMA = np.array([0.2989, 0.5870, 0.1140])  # of red, green and blue, as the benchmark makes them grey
@@ -70,7 +71,7 @@ def read_images(path: Path) -> dict[str, Examples]:
 
 def load_images(name: str, revision: str | None, cache_dir: str | None) -> dict[str, Examples]:
     """The same from the Hub, with the columns `img` and `label`."""
-    with explained_errors(name, "--data_dir", "give another --dataset_name"):
+    with explained_errors(name, _FETCH, "give another --dataset_name"):
         splits = load_dataset(name, revision=revision, cache_dir=cache_dir)
         arrays = []
         for part in ("train", "test"):

@@ -13,6 +13,7 @@ from experiments.lra.examples import Examples
 
 
 IMDB = "stanfordnlp/imdb"
+_FETCH = "--data_dir aclImdb, unpacked from https://ai.stanford.edu/~amaas/data/sentiment/aclImdb_v1.tar.gz"
 _HELD_OUT = 10  # every tenth training review of each label chooses the model
 _LABELS = {"neg": 0, "pos": 1}
 _PAIRS = {
@@ -53,7 +54,7 @@ def read_reviews(folder: Path, max_length: int) -> dict[str, Examples]:
 
 def load_reviews(name: str, revision: str | None, cache_dir: str | None, max_length: int) -> dict[str, Examples]:
     """The same from the Hub, with the columns `text` and `label`."""
-    with explained_errors(name, "--data_dir", "give another --dataset_name"):
+    with explained_errors(name, _FETCH, "give another --dataset_name"):
         splits = load_dataset(name, revision=revision, cache_dir=cache_dir)
     return _split_reviews({part: _read_columns(name, splits[part]) for part in ("train", "test")}, name, max_length)
 
