@@ -125,13 +125,16 @@ def build_config(
     config = _named_config(arguments)
     fields = {"vocab_size": vocab_size, "max_position_embeddings": max_length, "pad_token_id": pad_token_id}
     with _explained("No model can be made from these sizes"):
+        sizes = config
         if arguments.model_type not in (None, config.model_type):
-            config = build_comparable_config(str(arguments.model_type), config, **fields)
+            # Dropout, for example, has other names there: what is set here is taken over as the sizes are.
+            override_fields(sizes, known_overrides(sizes, arguments.config_overrides))
+            config = build_comparable_config(str(arguments.model_type), sizes, **fields)
         if config.model_type == SKTformerConfig.model_type:
             config.landmark_seed = seed
         config.update(fields)
         config.update(length := length_fields(config, max_length))
-        override_fields(config, arguments.config_overrides)
+        override_fields(config, known_overrides(config, arguments.config_overrides, taken_by=sizes))
         config.validate()
         if config.max_position_embeddings < length["max_position_embeddings"]:
             raise UserError(
@@ -425,6 +428,15 @@ def _named_config(arguments: ModelArguments) -> PreTrainedConfig:
             f"--config_name {arguments.config_name} is neither a preset ({', '.join(available_presets())}) nor a "
             "configuration file, folder or name on the Hub that can be reached."
         ) from error
+
+
+def known_overrides(
+    config: PreTrainedConfig, overrides: str | None, taken_by: PreTrainedConfig | None = None
+) -> str | None:
+    """Those of `--config_overrides` that a configuration has a field for; and, given another, that it has none for."""
+    names = {override: override.partition("=")[0] for override in (overrides or "").split(",") if override}
+    known = [o for o, name in names.items() if hasattr(config, name) or (taken_by and not hasattr(taken_by, name))]
+    return ",".join(known) or None
 
 
 def override_fields(config: PreTrainedConfig, overrides: str | None) -> None:

@@ -424,3 +424,18 @@ def test_adapters_without_peft_are_explained(tmp_path, monkeypatch):
         add_lora(load(save_sktformer(tmp_path)), LoraArguments(lora=True))
     with pytest.raises(ValueError, match="--lora_rank is 0"):
         LoraArguments(lora_rank=0)
+
+
+def test_fields_that_sizes_have_are_taken_over_by_others():
+    overrides = "hidden_dropout_prob=0.0,attention_probs_dropout_prob=0.0,smoother_dropout_prob=0.0"
+    for model_type, names in (
+        ("bert", ("hidden_dropout_prob", "attention_probs_dropout_prob")),
+        ("modernbert", ("embedding_dropout", "mlp_dropout", "attention_dropout")),
+    ):
+        plain = models.build_config(ModelArguments(model_type=model_type), 100, 32, 0, 0)
+        still = models.build_config(ModelArguments(model_type=model_type, config_overrides=overrides), 100, 32, 0, 0)
+        assert all(getattr(plain, name) == 0.1 and getattr(still, name) == 0.0 for name in names)
+    with pytest.raises(UserError, match="`nothing=1` is not field=value with a field of BertConfig"):
+        models.build_config(ModelArguments(model_type="bert", config_overrides="nothing=1"), 100, 32, 0, 0)
+    own = models.build_config(ModelArguments(model_type="bert", config_overrides="layer_norm_eps=1e-3"), 100, 32, 0, 0)
+    assert own.layer_norm_eps == 1e-3

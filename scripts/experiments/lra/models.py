@@ -19,7 +19,7 @@ from experiments.architectures import build_comparable_config, length_fields, lo
 from experiments.arguments import UserError, flag, one_line
 from experiments.lra.examples import PAD
 from experiments.lra.tasks import Task
-from experiments.models import SizedModelArguments, override_fields
+from experiments.models import SizedModelArguments, known_overrides, override_fields
 from modeling_sktformer import SKTformerConfig, SKTformerForSequenceClassification, SKTformerForSequenceMatching
 from modeling_sktformer.losses import classification_loss
 from modeling_sktformer.matching import SKTformerMatchingHead
@@ -113,23 +113,21 @@ def build_config(
         "label2id": {name: number for number, name in names.items()},
         "problem_type": "single_label_classification",
     }
-    own = {"landmark_seed": seed % 2**31, **arguments.fields()}
+    own, overrides = {"landmark_seed": seed % 2**31, **arguments.fields()}, arguments.config_overrides
     try:
-        config: PreTrainedConfig = SKTformerConfig(**own, **fields)
-        # What an SKTformer has no field for is the other architecture's own.
-        overrides = arguments.config_overrides.split(",") if arguments.config_overrides else []
-        shared = [override for override in overrides if hasattr(config, override.partition("=")[0])]
-        override_fields(config, ",".join(shared))
-        config.validate()
+        sizes: PreTrainedConfig = SKTformerConfig(**own, **fields)
+        override_fields(sizes, known_overrides(sizes, overrides))
+        sizes.validate()
+        config = sizes
         if arguments.model_type != _SKTFORMER:
-            head = {key: value for key, value in config.to_diff_dict().items() if key != "landmark_seed"}
-            config = build_comparable_config(arguments.model_type, config, **fields)
+            head = {key: value for key, value in sizes.to_diff_dict().items() if key != "landmark_seed"}
+            config = build_comparable_config(arguments.model_type, sizes, **fields)
             config.head_config, config.per_example = head, task.per_example
         length = length_fields(config, max_length)
         if is_padded and "num_landmarks" in length:
             length["num_landmarks"] = length["segment_means_seq_len"]
         config.update(length)
-        override_fields(config, ",".join(override for override in overrides if override not in shared))
+        override_fields(config, known_overrides(config, overrides, taken_by=sizes))
         return config
     except UserError:
         raise
