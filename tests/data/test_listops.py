@@ -1,12 +1,18 @@
 """ListOps: expressions against an evaluator of their text, limits, files, and what is said of bad ones."""
 
+import multiprocessing
+import os
+import signal
 import statistics
+import time
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from experiments.arguments import UserError
+from experiments.lra import parallel
 from experiments.lra.listops import FILES, VOCABULARY, ListOpsLimits, generate_listops, make_rows, read_listops
 
 
@@ -108,6 +114,35 @@ def test_files_are_the_same_for_any_number_of_processes(tmp_path):
         assert len(read_listops(made["one"][part])) == size
         rows += content.splitlines()[1:]
     assert len(set(rows)) == len(rows) == 650
+
+
+def _start_worker(sender) -> None:
+    worker = multiprocessing.get_context("fork").Process(target=_work, args=(sender,))
+    worker.start()
+    worker.join()
+
+
+def _work(sender) -> None:
+    parallel._follow_parent()
+    sender.send(os.getpid())
+    time.sleep(60)
+
+
+def test_processes_end_with_one_that_is_killed():
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe()
+    parent = context.Process(target=_start_worker, args=(sender,))
+    parent.start()
+    worker = receiver.recv()
+    parent.kill()
+    parent.join()
+    for _ in range(100):
+        status = Path(f"/proc/{worker}/status")
+        if not status.exists() or "zombie" in status.read_text():
+            return
+        time.sleep(0.1)
+    os.kill(worker, signal.SIGKILL)
+    pytest.fail("The worker went on without its parent.")
 
 
 def test_nothing_is_left_of_what_is_not_finished(tmp_path):

@@ -4,11 +4,12 @@ import itertools
 import multiprocessing
 import os
 import signal
+import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -40,7 +41,7 @@ def map_parts(
         yield from map(function, parts)
         return
     parts, waiting = iter(parts), deque[Future[Result]]()
-    with ProcessPoolExecutor(processes, _context(function), _leave_interrupts_to_parent) as pool:
+    with ProcessPoolExecutor(processes, _context(function), _follow_parent) as pool:
         try:
             waiting.extend(pool.submit(function, part) for part in itertools.islice(parts, 2 * processes))
             while waiting:
@@ -69,5 +70,12 @@ def _context(function: Any) -> Any:
     return context
 
 
-def _leave_interrupts_to_parent() -> None:
+def _follow_parent() -> None:
+    """Leave interrupts to the parent, and end with it: one that is killed cannot end its processes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    cast(Any, multiprocessing.parent_process()).join()
+    os._exit(1)
