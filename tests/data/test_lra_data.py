@@ -57,6 +57,8 @@ def test_masks_hide_values_and_never_padding():
     assert 0.25 < hidden.sum().item() / 500 < 0.35
     plain = torch.where(hidden, batch["labels"], batch["input_ids"])
     assert plain[0].tolist() == (rows[0] + 1).tolist()
+    assert "attention_mask" in batch
+    assert "attention_mask" not in MaskedCollator(257, 0.3, takes_mask=False)([examples[0]])
     tiny = Examples.of_rows([np.array([5])], [0], "here")
     assert MaskedCollator(257, 0.001)([tiny[0]])["labels"].tolist() == [[6]]
 
@@ -105,6 +107,10 @@ def test_pictures_that_are_none_are_refused(arrays, tmp_path):
     np.savez(tmp_path / "a.npz", x_train=train)
     np.savez(tmp_path / "b.npz", x_train=train[:, :16], y_train=train_labels, x_test=test, y_test=test_labels)
     np.savez(tmp_path / "c.npz", x_train=train, y_train=train_labels + 1, x_test=test, y_test=test_labels)
+    wholes = {"x_train": train, "y_train": train_labels, "x_test": test, "y_test": test_labels}
+    np.savez(tmp_path / "f.npz", **wholes | {"x_train": train / 255, "x_test": test / 255})
+    np.savez(tmp_path / "g.npz", **wholes | {"x_train": train.astype(int) - 128})
+    np.savez(tmp_path / "h.npz", **wholes | {"x_train": train[:9], "y_train": train_labels[:9]})
     (tmp_path / "d.tar.gz").write_bytes(b"no archive")
     (tmp_path / "e").mkdir()
 
@@ -119,6 +125,9 @@ def test_pictures_that_are_none_are_refused(arrays, tmp_path):
         ("b.npz", "pictures of 512 pixels; they must be 32 x 32"),
         ("c.npz", "labels that do not fit"),
         ("d.tar.gz", "cannot be read as pictures"),
+        ("f.npz", "pixels from 0 to 1; they must be whole, from 0 to 255"),
+        ("g.npz", "pixels from -128 to 127; they must"),
+        ("h.npz", "has 9 training pictures; give at least 10"),
         ("e", "print is not part of CIFAR-10"),
     ):
         with pytest.raises(UserError, match=message):
@@ -157,9 +166,21 @@ def test_reviews_are_read_from_folders_and_tables(tmp_path):
         (tmp_path / "b" / name).write_text(content)
         with pytest.raises(UserError, match=message):
             texts.read_reviews(tmp_path / "b", 9)
+    (tmp_path / "b" / "train.jsonl").write_text('{"text": null, "label": 1}')
+    (tmp_path / "b" / "train.csv").unlink()
+    with pytest.raises(UserError, match="train, text 1 is empty"):
+        texts.read_reviews(tmp_path / "b", 9)
     (tmp_path / "c").mkdir()
     with pytest.raises(UserError, match="neither a folder train nor a table"):
         texts.read_reviews(tmp_path / "c", 9)
+
+
+def test_other_data_sets_say_what_they_lack(tmp_path):
+    (tmp_path / "train.csv").write_text("text,label\na,1\nb,0\n")
+    with pytest.raises(UserError, match="has no part test; it has train"):
+        texts.load_reviews(str(tmp_path), None, str(tmp_path / "cache"), 9)
+    with pytest.raises(UserError, match="has no part train with the columns img and label"):
+        images.load_images(str(tmp_path), None, str(tmp_path / "cache"))
 
 
 def test_pairs_are_read_and_bad_rows_named(tmp_path):

@@ -75,6 +75,8 @@ def load_images(name: str, revision: str | None, cache_dir: str | None) -> dict[
         splits = load_dataset(name, revision=revision, cache_dir=cache_dir)
         arrays = []
         for part in ("train", "test"):
+            if part not in splits or not {"img", "label"} <= set(splits[part].column_names):
+                raise UserError(f"{name} has no part {part} with the columns img and label; give another data set.")
             pictures = tqdm(splits[part]["img"], f"Reading {name}", disable=None)
             arrays += [np.stack([np.asarray(picture.convert("RGB")) for picture in pictures])]
             arrays += [np.asarray(splits[part]["label"])]
@@ -85,12 +87,18 @@ def split_images(arrays: Any, source: str) -> dict[str, Examples]:
     """Parts from pictures and labels of training and test; colours become grey."""
     train, train_labels, test, test_labels = arrays
     parts = {}
+    if len(train) < _HELD_OUT:
+        raise UserError(f"{source} has {len(train)} training pictures; give at least {_HELD_OUT}.")
     for part, pictures, labels in (("train", train, train_labels), ("test", test, test_labels)):
+        lowest, highest = (of(initial=0) for of in (pictures.min, pictures.max))
+        if not (0 <= lowest and highest <= 255) or (pictures.dtype.kind == "f" and highest <= 1):
+            raise UserError(f"{source} has pixels from {lowest:g} to {highest:g}; they must be whole, from 0 to 255.")
         if pictures.ndim == 4:
             pictures = pictures @ _LUMA
         pictures = np.rint(pictures).astype(np.uint8).reshape(len(pictures), -1)
         if pictures.shape[1] != SIDE * SIDE:
             raise UserError(f"{source} has pictures of {pictures.shape[1]} pixels; they must be {SIDE} x {SIDE}.")
+        labels = np.ravel(labels)
         if len(labels) != len(pictures) or not len(labels) or not set(np.unique(labels)) <= set(range(len(CLASSES))):
             raise UserError(f"{source} has {len(pictures)} pictures for {part} and labels that do not fit them.")
         parts[part] = Examples.of_rows(pictures, labels, source)

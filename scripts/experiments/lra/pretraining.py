@@ -26,10 +26,11 @@ class MaskedCollator:
     Args:
         mask_token (`int`): The token that stands for a value.
         probability (`float`): Share of the values that are masked.
+        takes_mask (`bool`): Whether the model is told where padding is, which FNet cannot be.
     """
 
-    def __init__(self, mask_token: int, probability: float):
-        self.mask_token, self.probability = mask_token, probability
+    def __init__(self, mask_token: int, probability: float, takes_mask: bool = True):
+        self.mask_token, self.probability, self.takes_mask = mask_token, probability, takes_mask
 
     def __call__(self, examples: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
         """`input_ids`, `labels` (-100 where nothing is masked) and, with padding, `attention_mask`, `(B, length)`."""
@@ -39,6 +40,8 @@ class MaskedCollator:
         masked[:, 0] |= ~masked.any(dim=1)  # something is to be predicted in each
         batch["labels"] = torch.where(masked, tokens, IGNORE_INDEX)
         batch["input_ids"] = torch.where(masked, self.mask_token, tokens)
+        if not self.takes_mask:
+            batch.pop("attention_mask", None)
         return batch
 
 

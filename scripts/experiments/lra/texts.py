@@ -56,6 +56,8 @@ def load_reviews(name: str, revision: str | None, cache_dir: str | None, max_len
     """The same from the Hub, with the columns `text` and `label`."""
     with explained_errors(name, _FETCH, "give another --dataset_name"):
         splits = load_dataset(name, revision=revision, cache_dir=cache_dir)
+    if lacking := {"train", "test"} - set(splits):
+        raise UserError(f"{name} has no part {' and no '.join(sorted(lacking))}; it has {', '.join(splits)}.")
     return _split_reviews({part: _read_columns(name, splits[part]) for part in ("train", "test")}, name, max_length)
 
 
@@ -133,7 +135,7 @@ def _read_columns(source: str, rows: Dataset) -> tuple[list[bytes], list[int]]:
     for number, label in enumerate(names, start=1):
         if label not in (0, 1):
             raise UserError(f"{source}, row {number}: the label is {label!r}; it must be 0 or 1 (or neg or pos).")
-    return [str(text).encode() for text in rows["text"]], [int(label) for label in names]
+    return [str(text or "").encode() for text in rows["text"]], [int(label) for label in names]
 
 
 def _split_reviews(
