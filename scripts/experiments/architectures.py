@@ -98,8 +98,11 @@ def length_fields(config: PreTrainedConfig, max_length: int) -> dict[str, int]:
     """What an architecture needs to take inputs of `max_length` tokens."""
     fields = {"max_position_embeddings": max_length}
     if hasattr(config, "segment_means_seq_len"):
-        # Nyströmformer is linear only where the landmarks are fewer than the tokens, whose number is then fixed.
-        fields |= {"segment_means_seq_len": max_length, "num_landmarks": min(64, max_length // 2)}
+        # Nyströmformer is linear only where the landmarks are fewer than the tokens, whose number is then fixed, and
+        # divide it.
+        most = min(64, max_length // 2)
+        divisors = (number for number in range(most, 0, -1) if max_length % number == 0)
+        fields |= {"segment_means_seq_len": max_length, "num_landmarks": next(divisors, most)}
     config = copy.deepcopy(config)
     config.update(fields)
     with suppress(Exception), torch.device("meta"):  # what cannot be built is explained where it is

@@ -13,7 +13,7 @@ from transformers import EvalPrediction
 from experiments.arguments import Command, UserError, flag
 from experiments.fine_tuning import FineTuningArguments, FineTuningTrainer, Job, read_metrics
 from experiments.lra.examples import Examples, collate
-from experiments.lra.models import build_model, vocab_size
+from experiments.lra.models import build_model, guesses_values, takes_mask, vocab_size
 from experiments.lra.pretraining import MaskedCollator, SelfPretrainingTrainer
 from experiments.lra.pretraining import compute_metrics as compute_masked_metrics
 from experiments.lra.published import published_figures
@@ -70,16 +70,18 @@ def make_job(command: Command, parts: Mapping[str, Examples]) -> Job:
     task, name = TASKS[arguments.task_name], model_arguments.model_name_or_path
     trains, masks = training.do_train, training.mask_probability is not None
     splits = {part: examples for part, examples in parts.items() if trains or part != "train"}
-    is_padded = any(len(np.unique(part.lengths)) > 1 for part in splits.values())
+    is_padded = any((part.lengths != arguments.length).any() for part in splits.values())
 
     def build() -> Any:
         return build_model(model_arguments, task, arguments.length, is_padded, torch.initial_seed(), masks)
 
     model = build()  # which shows now whether it can be made
+    if name and not trains and not masks and guesses_values(model.config):
+        raise UserError(f"The model {name} has guessed values and has no head for labels yet; add --do_train.")
     test: dict[str, Any] = {"trainer_class": partial(CurveTrainer, splits["test"])} if training.test_curve else {}
     masked: dict[str, Any] = {
         "trainer_class": SelfPretrainingTrainer,
-        "collator": MaskedCollator(vocab_size(task) - 1, training.mask_probability or 0.0),
+        "collator": MaskedCollator(vocab_size(task) - 1, training.mask_probability or 0.0, takes_mask(model)),
         "compute_metrics": compute_masked_metrics,
     }
     classified = {"collator": collate, "compute_metrics": compute_metrics, **test}

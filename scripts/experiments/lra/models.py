@@ -38,6 +38,13 @@ class LraModelArguments(SizedModelArguments):
     model_type: str = flag(
         _SKTFORMER, "Architecture of a new model: an encoder of transformers (bert, fnet, nystromformer, ...)."
     )
+    masked_dropout: float | None = flag(
+        None, "Masked self-pretraining: every dropout of the model, in place of what the recipe of the task says."
+    )
+
+    def __post_init__(self) -> None:
+        if self.masked_dropout is not None and not 0 <= self.masked_dropout < 1:
+            raise UserError(f"--masked_dropout is {self.masked_dropout:g}; it must be at least 0 and less than 1.")
 
 
 class EncoderForSequences(PreTrainedModel):
@@ -52,18 +59,19 @@ class EncoderForSequences(PreTrainedModel):
     config_class = PreTrainedConfig
     base_model_prefix = "encoder"
     _supports_sdpa = _supports_flash_attn = _supports_flex_attn = True  # the encoder knows
+    supports_gradient_checkpointing = True  # as well
 
     def __init__(self, config: PreTrainedConfig):
+        encoder = AutoModel.from_config(config)  # first: it chooses an attention that it supports
         super().__init__(config)
-        self.encoder = AutoModel.from_config(config)
+        self.encoder = encoder
         head, num_labels = SKTformerConfig(**config.head_config), int(config.num_labels or 0)
         self.classifier: nn.Module = (
             SKTformerClassificationHead(head, num_labels)
             if config.per_example == 1
             else SKTformerMatchingHead(head.hidden_size, num_labels, head.hidden_dropout_prob)
         )
-        taken = inspect.signature(self.encoder.forward).parameters
-        self._takes_mask = "attention_mask" in taken
+        self._takes_mask = takes_mask(self.encoder)
         self.post_init()
 
     def forward(
@@ -93,7 +101,7 @@ class EncoderForSequences(PreTrainedModel):
 
 
 def build_config(
-    arguments: LraModelArguments, task: Task, max_length: int, is_padded: bool, seed: int
+    arguments: LraModelArguments, task: Task, max_length: int, is_padded: bool, seed: int, is_masked_lm: bool = False
 ) -> PreTrainedConfig:
     """
     The configuration of a new model, made for `max_length` tokens of a task.
@@ -104,19 +112,13 @@ def build_config(
     Raises:
         UserError: if there is no such architecture, or none can be made of these fields.
     """
-    names = dict(enumerate(task.labels))
-    fields: dict[str, Any] = {
-        "vocab_size": vocab_size(task),
-        "pad_token_id": PAD,
-        "num_labels": len(names),
-        "id2label": names,
-        "label2id": {name: number for number, name in names.items()},
-        "problem_type": "single_label_classification",
-    }
+    fields = {"vocab_size": vocab_size(task), "pad_token_id": PAD, **_label_fields(task)}
     own, overrides = {"landmark_seed": seed % 2**31, **arguments.fields()}, arguments.config_overrides
     try:
         sizes: PreTrainedConfig = SKTformerConfig(**own, **fields)
         override_fields(sizes, known_overrides(sizes, overrides))
+        if is_masked_lm and arguments.masked_dropout is not None:
+            sizes.update({name: arguments.masked_dropout for name in vars(sizes) if name.endswith("_dropout_prob")})
         sizes.validate()
         config = sizes
         if arguments.model_type != _SKTFORMER:
@@ -147,7 +149,7 @@ def build_model(
     name = arguments.model_name_or_path
     try:
         if not name:
-            config = build_config(arguments, task, max_length, is_padded, seed)
+            config = build_config(arguments, task, max_length, is_padded, seed, is_masked_lm)
             return AutoModelForMaskedLM.from_config(config) if is_masked_lm else _class_for(config, task)(config)
         model = _load_model(arguments, task, is_masked_lm)
     except (OSError, ValueError, RuntimeError) as error:
@@ -156,26 +158,60 @@ def build_model(
         what = f"The model {name} cannot be loaded" if name else f"No {arguments.model_type} can be made"
         raise UserError(f"{what}: {one_line(error)}") from error
     if (longest := longest_input(model) or max_length) < max_length:
-        raise UserError(
-            f"The model {name} takes {longest} tokens, and inputs have {max_length}; give --max_seq_length."
-        )
+        raise UserError(f"The model {name} takes {longest} tokens, not {max_length}; give --max_seq_length {longest}.")
     return model
 
 
 def _load_model(arguments: LraModelArguments, task: Task, is_masked_lm: bool) -> PreTrainedModel:
     name: Any = arguments.model_name_or_path
     config = AutoConfig.from_pretrained(name)
+    if config.model_type != _SKTFORMER and not hasattr(config, "head_config"):
+        raise UserError(f"The model {name} is not one of this script's; leave --model_name_or_path out.")
     if config.vocab_size != vocab_size(task):
         raise UserError(f"The model {name} was not made for {task.title}: it has {config.vocab_size} kinds of tokens.")
     if is_masked_lm:
+        if not guesses_values(config):
+            raise UserError(f"The model {name} classifies; --mask_probability makes a new model, or goes on with its.")
         return AutoModelForMaskedLM.from_pretrained(name)
+    is_headless = guesses_values(config)
+    if is_headless:
+        config.update(_label_fields(task))
+    elif (labels := tuple(config.id2label.values())) != task.labels:
+        raise UserError(f"The model {name} was not made for {task.title}: it tells {', '.join(labels)} apart.")
     # What a recipe of fine-tuning says about dropout holds, and not what one of pre-training said.
     config.update({key: value for key, value in arguments.fields().items() if "dropout" in key})
-    if config.model_type != _SKTFORMER and (config.architectures or [""])[0].endswith("ForMaskedLM"):
+    trained = config.to_dict()
+    override_fields(config, known_overrides(config, arguments.config_overrides))
+    if changed := [key for key, value in config.to_dict().items() if value != trained[key] and "dropout" not in key]:
+        raise UserError(
+            f"--config_overrides: {', '.join(changed)} of the model {name} cannot be changed; leave it out."
+        )
+    if is_headless and config.model_type != _SKTFORMER:
+        config.per_example = task.per_example
         model = EncoderForSequences(config)
         model.encoder = AutoModel.from_pretrained(name, config=config)
         return model
     return _class_for(config, task).from_pretrained(name, config=config)
+
+
+def takes_mask(model: PreTrainedModel) -> bool:
+    """Whether a model can be told where padding is."""
+    return "attention_mask" in inspect.signature(model.forward).parameters
+
+
+def guesses_values(config: PreTrainedConfig) -> bool:
+    """Whether a configuration is that of a checkpoint of masked self-pretraining, which has no head for labels."""
+    return str((config.architectures or [""])[0]).endswith("ForMaskedLM")
+
+
+def _label_fields(task: Task) -> dict[str, Any]:
+    names = dict(enumerate(task.labels))
+    return {
+        "num_labels": len(names),
+        "id2label": names,
+        "label2id": {name: number for number, name in names.items()},
+        "problem_type": "single_label_classification",
+    }
 
 
 def vocab_size(task: Task) -> int:
