@@ -261,7 +261,7 @@ def read_listops(file: str | Path) -> Examples:
         raise UserError(f"{file} cannot be read ({one_line(error)}); give a TSV file of ListOps.") from error
     if not rows:
         raise UserError(f"{file} has no expression; give a TSV file with a line of Source, a tab, Target, and rows.")
-    return Examples.of_rows(rows, labels, str(file))
+    return Examples.of_rows(rows, labels, Path(file).resolve().parent.name)
 
 
 def _parse(source: bytes, numbers: np.ndarray, where: str) -> np.ndarray:

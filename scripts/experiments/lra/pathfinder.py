@@ -88,7 +88,7 @@ def split_pathfinder(examples: Examples, seed: int = 0) -> dict[str, Examples]:
 
 def _to_examples(images: np.ndarray, labels: np.ndarray, path: Path) -> Examples:
     lengths = np.full(len(images), SIZE * SIZE)
-    return Examples(images.reshape(-1), lengths, labels.astype(np.int64), str(path))
+    return Examples(images.reshape(-1), lengths, labels.astype(np.int64), path.resolve().name)
 
 
 def _read_file(path: Path) -> Examples:

@@ -33,7 +33,9 @@ class LraArguments:
     max_args: int = flag(10, "ListOps: the most arguments of an operator.")
     stand_in: bool = flag(False, "Retrieval: make pairs that stand in for the published ones.")
     noise: float = flag(0.0, "Image: add noise from U(-a, a) to the pixels of all parts; a up to 255.")
-    max_seq_length: int | None = flag(None, "Longest input; the rest of longer ones is cut. By default the task's.")
+    max_seq_length: int | None = flag(
+        None, "Longest input; the rest of longer ones is cut, of ListOps none may be longer. By default the task's."
+    )
     max_train_samples: int | None = flag(None, "Train on so many examples, spread evenly over all.")
     max_eval_samples: int | None = flag(None, "Likewise for validation.")
     max_predict_samples: int | None = flag(None, "Likewise for the test.")
@@ -69,8 +71,10 @@ class LraArguments:
 
     @property
     def length(self) -> int:
-        """The longest input."""
-        return self.max_seq_length or TASKS[self.task_name].max_length
+        """The longest input: of expressions that are made, as long as they are made at most."""
+        makes_expressions = self.task_name == "listops" and not self.data_dir
+        longest = self.max_length if makes_expressions else TASKS[self.task_name].max_length
+        return self.max_seq_length or longest
 
     def path(self) -> Path | None:
         """Where published data lie; a `UserError` if nothing is there."""
@@ -120,6 +124,12 @@ def load_parts(arguments: LraArguments) -> dict[str, Examples]:
     parts = task.read(arguments)
     if task.is_picture and any((part.lengths != task.max_length).any() for part in parts.values()):
         raise UserError(f"{arguments.data_dir} has pictures of another size than {task.max_length} pixels.")
+    longest = max(int(part.lengths.max(initial=0)) for part in parts.values())
+    if arguments.task_name == "listops" and longest > arguments.length:
+        raise UserError(
+            f"An expression has {longest} symbols, more than --max_seq_length {arguments.length}, and cut it would have "
+            f"another value; give --max_seq_length {longest}."
+        )
     if arguments.noise:
         parts = images.add_noise(parts, arguments.noise, arguments.generation_seed)
     limits = (arguments.max_train_samples, arguments.max_eval_samples, arguments.max_predict_samples)
