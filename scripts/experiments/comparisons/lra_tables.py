@@ -11,7 +11,7 @@ _TITLES = dict(zip(TASK_NAMES, ("ListOps", "Text", "Retrieval", "Image", "Pathfi
 _DATA = ("data_dir", "dataset_name", "cache_dir")
 _COSTS = (
     Measure("parameters", "parameters", format=",.0f", pooled=True),
-    Measure("training (minutes)", "train_runtime", "lowest", ".1f", 1 / 60, pooled=True),
+    Measure("step (ms)", "step_time_ms", "lowest", ".0f", pooled=True),
 )
 _SETTING = Measure("the same in the paper (%)", "published.setting", format=".2f", factor=100, pooled=True)
 _TEXT = (
@@ -78,7 +78,7 @@ def _curves(task: str, num_steps: int) -> Table:
 def _noise() -> Table:
     """Table 5: noise on the pixels of Image."""
     amplitudes = next(iter(NOISES.values()))
-    measure = _accuracy("", rows=tuple((name, f"published.rows.{name}") for name in NOISES))
+    measure = _accuracy("", rows=tuple((name, f"published.noise.{name}") for name in NOISES))
     cases = tuple(Case(f"noise {a}", f"noise-{a}", ("--noise", str(a)), max_steps=5000) for a in amplitudes)
     stage = _stage("image", "noise", "lra_noise", cases, (measure,))
     return _table("image", "noise on the pixels", replace(stage, one_rate=True, has_mean=True, label="accuracy (%)"))

@@ -1,7 +1,7 @@
 """What a comparison has measured, as Markdown, JSON and pictures."""
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,8 @@ def write_table(
         # The row of an earlier stage that a row of the table starts from.
         sources = {row: row if of_stage is last else start_of(arguments) for row, arguments in rows.items()}
         columns += _build_columns(stage, of_stage, sources)
-    environments = [m["environment"] for of_stage in outcomes for o in of_stage.values() for m in o.metrics]
+    measured = [m for of_stage in outcomes for o in of_stage.values() for m in o.metrics]
+    environments = [m["environment"] for m in measured]
     commits = sorted({str(environment["commit"]) for environment in environments})
     recipes = [stage.recipe() for stage in table.stages]
     results = {
@@ -61,7 +62,7 @@ def write_table(
     best = [f"{title} {row} ({'ours' if row in ours else 'not ours'})" for title, row in winners.items()]
     names = dict.fromkeys([*rows, *(row for column in columns for row in column.values)])
     lines = [
-        *(f"# {table.title}", "", table.text.format(*recipes, data=_describe_data(given)), ""),
+        *(f"# {table.title}", "", table.text.format(*recipes, data=_describe_data(given, measured)), ""),
         *format_table(
             ["", *(column.title for column in columns)],
             [[row, *(column.cell(row) or "-" for column in columns)] for row in names],
@@ -123,14 +124,16 @@ def _look_up(metrics: Any, key: str) -> Any:
     return metrics
 
 
-def _describe_data(given: Mapping[str, Any]) -> str:
+def _describe_data(given: Mapping[str, Any], measured: Iterable[Mapping[str, Any]]) -> str:
     """What was read: the names of files and not where they lie; of many the first and the last."""
+    sources = dict.fromkeys(metrics["source"] for metrics in measured if "source" in metrics)
     parts = []
     for flag, value in given.items():
         names = ["/".join(Path(str(name)).parts[-2:]) for name in (value if isinstance(value, list) else [value])]
         names = names if len(names) < 5 else [f"{len(names)} files, {names[0]} to {names[-1]}"]
         parts += [] if flag == "cache_dir" else [f"{flag.replace('_', ' ')} {', '.join(names)}"]
-    return f"Data: {'; '.join(parts) or 'the documentation of the Python installation'}"
+    default = ", ".join(sources) or "the documentation of the Python installation"
+    return f"Data: {'; '.join(parts) or default}"
 
 
 def _describe_searches(outcomes: Sequence[Outcomes]) -> list[str]:

@@ -21,6 +21,8 @@ ROWS: Mapping[str, Mapping[str, float]] = {
     PAPER: _by_task(38.30, 69.27, 83.26, 53.90, 75.82),
     PAPER_BEST: _by_task(39.15, 71.58, 83.73, 57.73, 78.20),
 }
+# The size of all models of the tables.
+_SIZES = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 128}
 # What the settings of r, s1 and s2 are called in configurations; each is 8 where the others vary.
 _COUNTS = ("num_segments", "num_landmark_tokens", "num_landmark_features")
 # The impact of r, s1 and s2.
@@ -77,20 +79,21 @@ def published_figures(task_name: str, config: Any, noise: float) -> dict[str, An
     What the paper reports, as shares of one.
 
     Returns:
-        `rows`: Table 1's of a task, or Table 5's of its noise; `setting`: the accuracy of the very setting of an
-        SKTformer's configuration, or None; `curve`: accuracy by step, `with` and `without` the smoother.
+        `rows`: Table 1's of a task, or with noise Table 5's; `setting`: the accuracy of the very setting of an
+        SKTformer's configuration, or None; `noise`: Table 5's of this noise, also of none; `curve`: accuracy by step,
+        `with` and `without` the smoother.
     """
     rows = {name: row[task_name] for name, row in ROWS.items()}
-    if noise:
-        rows = {name: row[int(noise)] for name, row in NOISES.items() if noise in row}
-    setting = rows.get(PAPER) if noise else _published_setting(task_name, config)
+    noises = {name: row[noise] for name, row in NOISES.items() if task_name == "image" and noise in row}
+    setting = None if noise else _published_setting(task_name, config)
     curve = {
         which: {str(step): value / 100 for step, value in zip(CURVE_STEPS, of[task_name], strict=True)}
         for which, of in CURVES.items()
     }
     return {
-        "rows": {name: value / 100 for name, value in rows.items()},
+        "rows": {name: value / 100 for name, value in (noises if noise else rows).items()},
         "setting": None if setting is None else setting / 100,
+        "noise": {name: value / 100 for name, value in noises.items()},
         "curve": curve,
     }
 
@@ -99,7 +102,8 @@ def _published_setting(task_name: str, config: Any) -> float | None:
     off = [name for name in _LOSSES if not getattr(config, name, True)]
     segments, tokens, features = (getattr(config, name, 0) for name in _COUNTS)
     counts = (segments, tokens, features)
-    if not getattr(config, "use_smoother", False) or counts not in _IMPACT or len(off) > 1:
+    has_sizes = all(getattr(config, name, None) == value for name, value in _SIZES.items())
+    if not has_sizes or not getattr(config, "use_smoother", False) or counts not in _IMPACT or len(off) > 1:
         return None
     if off:
         return ROWS[PAPER][task_name] - _LOSSES[off[0]][task_name] if counts == (8, 8, 8) else None

@@ -23,10 +23,13 @@ def write_report(folder: Path, task: Task, metrics: Mapping[str, Any]) -> str:
     split and source. Returns the Markdown.
     """
     trials, published, noise = metrics.get("trials", [metrics]), metrics["published"], metrics["noise"]
+    is_search = metrics.get("kind") == "search"
+    if is_search:  # the best on validation is the result, and the others are not
+        trials = [trial for trial in trials if trial["name"] == metrics["best"]]
     values = [100 * trial["eval_test_accuracy"] for trial in trials]
     spread = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
     split = f"{trials[0]['eval_test_samples']:,} examples" + (
-        ", a part" if metrics["is_partial"] else ", the whole test"
+        ", not all data used" if metrics["is_partial"] else ", the whole test"
     )
     source = metrics["source"] + (f", noise {noise:g}" if noise else "")
     rows = [[THIS, f"{statistics.mean(values):.2f}{spread}", f"{metrics['max_length']:,}", split, source]]
@@ -34,14 +37,16 @@ def write_report(folder: Path, task: Task, metrics: Mapping[str, Any]) -> str:
     known = published["rows"] | ({"this very setting (paper)": same} if same is not None else {})
     rows += [[name, f"{100 * value:.2f}", where, "as published", ""] for name, value in known.items()]
     environment = metrics["environment"]
+    runs = f"mean and standard deviation of {len(values)} seeds" if spread else "one seed"
+    if is_search:
+        runs = f"one seed, the best on validation of {len(metrics['trials'])} trials ({metrics['best']})"
     return write_results(
         folder / "lra",
         {"command": command_line(), "task": task.title, "accuracies": values, "published": known},
         [
             f"# Long Range Arena, {task.title}",
             f"{metrics['model_type']}, {metrics['parameters']:,} parameters, started from {metrics['started_from']}; "
-            f"{f'mean and standard deviation of {len(values)} seeds' if spread else 'one seed'}. The checkpoint that "
-            "is best on validation; accuracy in percent, every test example counted once.",
+            f"{runs}. The checkpoint that is best on validation; accuracy in percent, every test example counted once.",
             "\n".join(format_table(["", "accuracy", "length", "measured on", "data"], rows)),
             format_origin(environment, command_line(), [environment["commit"]]),
         ],
@@ -55,7 +60,9 @@ def write_task_card(
     accuracy = metrics["eval_test_accuracy"]
     title = str(arguments.get("hub_model_id") or folder.resolve().name)
     known = {} if is_masked_lm else metrics["published"]["rows"]
-    example = [f'# `python scripts/run_lra.py --model_name_or_path "{title}" --do_eval` of SKTformer reads it.']
+    flags = f'--task_name {metrics["job"]} --model_name_or_path "{title}"'
+    flags += " --output_dir runs/lra/tuned" if is_masked_lm else " --do_eval --output_dir runs/lra/measured"
+    example = [f"# `python scripts/run_lra.py {flags}` of SKTformer reads it."]
     if metrics["model_type"] == "sktformer" and not is_masked_lm:
         auto = "AutoModelForSequenceClassification" if task.per_example == 1 else "AutoModelForNextSentencePrediction"
         example = [
