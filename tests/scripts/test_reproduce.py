@@ -152,6 +152,20 @@ def test_a_row_keeps_the_rate_that_it_says(make, stage, tmp_path):
     assert not [path for path in (tmp_path / "out" / "first").iterdir() if path.name.startswith("ours-100-0.1-100")]
 
 
+def test_time_is_spent_on_as_many_steps_as_it_holds(make, stage, tmp_path):
+    cases = (Case("short", "short", max_steps=100), Case("half a minute", "timed", minutes=0.5))
+    text, _ = make([replace(stage, cases=cases, search_steps=10)])
+    assert "loss, half a minute" in text
+    names = sorted(path.parent.name for path in (tmp_path / "out").rglob("ours*/metrics.json"))
+    assert [name for name in names if name.endswith("-0")] == ["ours-short-100-0.001-0", "ours-timed-0.5min-0.001-0"]
+    # A step of the search, whose seed is 100, has taken ten seconds.
+    assert "--max_steps 3 " in (tmp_path / "out" / "first" / "ours-timed-0.5min-0.001-0.log").read_text()
+    (searched,) = (tmp_path / "out").rglob("ours-timed-10-0.001-100/metrics.json")
+    searched.write_text(json.dumps({k: v for k, v in json.loads(searched.read_text()).items() if "time" not in k}))
+    with pytest.raises(UserError, match=r"ours-timed-10-0.001-100 was cut short .* measured no time; delete it"):
+        make([replace(stage, cases=cases, search_steps=10)])
+
+
 def test_the_first_case_may_choose_for_all(make, stage, tmp_path):
     text, results = make([replace(stage, one_rate=True)])
     searched = sorted(path.parent.name for path in (tmp_path / "out").rglob("*-100/metrics.json"))

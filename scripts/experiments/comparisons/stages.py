@@ -1,5 +1,6 @@
 """A comparison as stages of runs: every row in every case, at its best learning rate, with every seed."""
 
+import itertools
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, replace
@@ -61,11 +62,21 @@ class Case:
     name: str = ""  # in the names of folders
     flags: tuple[str, ...] = ()
     max_steps: int | None = None  # where no recipe says it
+    minutes: float | None = None  # in place of steps: as many as a row takes in this time by those of its search
     rows: tuple[str, ...] = ()  # the only ones that can be run on it; by default all
 
     @property
     def key(self) -> str:
-        return "-".join(map(str, filter(None, (self.name, self.max_steps))))
+        budget = f"{self.minutes:g}min" if self.minutes else self.max_steps
+        return "-".join(map(str, filter(None, (self.name, budget))))
+
+    def in_steps(self, searched: Path) -> "Case":
+        """The same with the steps that fit into its minutes, by the time that those of a search have taken."""
+        time = read_json(searched).get("step_time_ms")
+        if time is None:
+            raise UserError(f"{searched.parent} was cut short behind its last step, and measured no time; delete it.")
+        steps = round(60_000 * (self.minutes or 0) / time)
+        return replace(self, max_steps=max(1, steps))
 
 
 @dataclass(frozen=True)
@@ -99,6 +110,7 @@ class Stage:
     result: str = METRICS_FILE  # in the folder of a run; {case} stands for the name of the case
     # Each row that does not say its own gets the one with the lowest `eval_loss`.
     learning_rates: tuple[float, ...] = ()
+    search_steps: int | None = None  # that choose it, by default as many as are compared
     one_rate: bool = False  # whether the first case chooses it for all of them
     has_mean: bool = False  # whether a column has the mean of the last measure over the cases
     label: str = "score (%)"  # of that measure in the picture of all cases
@@ -184,23 +196,26 @@ class _StageRuns:
         choice = self.stage.learning_rates and (self.arguments.learning_rates or self.stage.learning_rates)
         rates = {name: choice and (own_rate(row) or choice) for name, row in self.rows.items()}
         cells = [(name, case) for case in self.stage.cases for name in self.rows if name in (case.rows or self.rows)]
+        steps = self.arguments.search_steps or self.stage.search_steps
         chooses = {case: self.stage.cases[0] if self.stage.one_rate else case for case in self.stage.cases}
         tried = {
             (name, case.key): {
-                rate: self.plan(name, replace(of, max_steps=self.arguments.search_steps or of.max_steps), rate)
+                rate: self.plan(name, replace(of, max_steps=steps or of.max_steps, minutes=None), rate)
                 for of in [chooses[case]]
                 for rate in rates[name]
             }
             for name, case in cells
         }
-        if searches := [run for of_cell in tried.values() for run in of_cell.values() if len(of_cell) > 1]:
+        needed = [(name, case.key) for name, case in cells if len(rates[name]) > 1 or case.minutes]
+        if searches := [run for key in needed for run in tried[key].values()]:
             self.execute(searches, f"{self.stage.folder}, learning rates", "Training has diverged")
         outcomes = {key: _choose_rate(key[0], of_cell) for key, of_cell in tried.items()}
-        runs = {
-            (name, case.key, seed): self.plan(name, case, outcomes[name, case.key].rate, seed)
-            for seed in self.arguments.seeds
-            for name, case in cells
-        }
+        runs: dict[tuple[str, str, int], Run] = {}
+        for seed, (name, case) in itertools.product(self.arguments.seeds, cells):
+            rate = outcomes[name, case.key].rate
+            if case.minutes and rate is not None:
+                case = case.in_steps(tried[name, case.key][rate].result)
+            runs[name, case.key, seed] = self.plan(name, case, rate, seed)
         self.execute(runs.values(), self.stage.folder)
         for (name, key, _), run in runs.items():
             outcomes[name, key].folders.append(run.result.parent)

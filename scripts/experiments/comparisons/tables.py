@@ -3,7 +3,7 @@
 from dataclasses import fields, replace
 
 from experiments.comparisons import lra_tables
-from experiments.comparisons.stages import Case, Measure, Stage, Table
+from experiments.comparisons.stages import Case, Curve, Measure, Stage, Table
 from experiments.forecasting.baselines import NAMES
 from experiments.forecasting.benchmarks import BENCHMARKS
 from experiments.glue.table import MAJORITY, format_definitions
@@ -37,6 +37,22 @@ _PRETRAINING_TEXT = (
     "per masked token of the evaluation text. Times are of single runs one after another, no comparison of speed. "
     "{data}."
 )
+_FRONTIER_TOKENS, _FRONTIER_STEPS, _FRONTIER_MINUTES = 16_384, 1000, 10.0  # of a step, of a run
+
+
+def _frontier_cases(length: int) -> tuple[Case, Case]:
+    """Equal steps and equal time at one length."""
+    batch = str(_FRONTIER_TOKENS // length)
+    flags: tuple[str, ...] = ("--document_unit", "file", "--max_seq_length", str(length))
+    flags += ("--global_batch_size", batch, "--per_device_train_batch_size", batch)
+    nystromformer = "Nystromformer" if length > 128 else "Nystromformer-full"
+    rows = ("SKTformer", "BERT", "ModernBERT", nystromformer, "FNet", "Longformer")
+    return (
+        Case(f"{length:,} tokens, {_FRONTIER_STEPS:,} steps", str(length), flags, _FRONTIER_STEPS, rows=rows),
+        Case(f"{length:,} tokens, {_FRONTIER_MINUTES:g} min", str(length), flags, None, _FRONTIER_MINUTES, rows),
+    )
+
+
 _GLUE = Stage(
     folder="glue",
     script="run_glue.py",
@@ -168,6 +184,29 @@ TABLES = {
             "- For 4,096 tokens an SKTformer of 512 is lengthened, which a BERT cannot be.",
             f"- {TFIDF}: logistic regression on the frequencies of words and pairs of words in the same excerpts.",
         ),
+    ),
+    "frontier": Table(
+        "The frontier: what a step and a minute of training buy, by the length of documents",
+        "Masked language modelling on whole books: {0[config_name]} sizes, no dropout, the same text, tokenizer, "
+        f"masks and {_FRONTIER_TOKENS:,} tokens a step for every row. Loss in nats per masked token of books not "
+        "trained on. Where time is equal, a row takes as many steps as it holds of its own, and a schedule of that "
+        "length. {data}.",
+        (
+            replace(
+                _PRETRAINING,
+                folder="frontier",
+                runs="frontier.txt",
+                recipes=("pretrain/compare.yaml", "pretrain/frontier.yaml"),
+                cases=tuple(case for length in (128, 512, 2048, 4096) for case in _frontier_cases(length)),
+                measures=(
+                    Measure("loss", "eval_loss", "lowest", baselines=(("unigram frequencies", "unigram_loss"),)),
+                    Measure("step (ms)", "step_time_ms", "lowest", format=".0f"),
+                ),
+                search_steps=200,
+                curve=Curve(against="minutes of training"),
+            ),
+        ),
+        ("- Times are of runs one after another on an otherwise idle machine.",),
     ),
     **{f"forecasting_{task}": _forecasting(task) for task in ("exchange", "etth1")},
     **lra_tables.TABLES,
