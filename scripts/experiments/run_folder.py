@@ -77,11 +77,10 @@ def folder_state(folder: str | Path, identity: RunIdentity) -> State:
     try:
         earlier = json.loads((folder / RUN_FILE).read_text(encoding="utf-8"))
         there, here = earlier["decides"], identity.values["decides"]
-        changed = [name for name in sorted({*there, *here}) if there.get(name) != here.get(name)]
+        changes = _differences(there, here)
         (unit, before), (unit_now, now) = _steps(earlier["length"]), _steps(identity.length)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"--output_dir {folder} holds a run whose {RUN_FILE} cannot be read; {remedy}.") from error
-    changes = [f"{name}: {there.get(name, 'none')} there, {here.get(name, 'none')} here" for name in changed]
     if unit != unit_now or now < before:
         changes.append(f"{unit}: {before:g} there, {unit_now}: {now:g} here, and no run can be shortened")
     if changes:
@@ -193,6 +192,20 @@ def _empty(folder: Path) -> None:
             shutil.rmtree(path)
         elif path.name != ".lock":
             path.unlink()
+
+
+def _differences(there: dict[str, Any], here: dict[str, Any], prefix: str = "") -> list[str]:
+    """In what two identities differ, for people: of mappings their fields; whether anything is trained says it all."""
+    names = [name for name in sorted({*there, *here}) if there.get(name) != here.get(name)]
+    differences = []
+    for name in ["do_train"] if "do_train" in names else names:
+        values = there.get(name, "none"), here.get(name, "none")
+        if all(isinstance(value, dict) for value in values):
+            differences += _differences(*values, f"{prefix}{name}.")
+        else:
+            before, now = (text if len(text := str(value)) <= 80 else f"{text[:77]}..." for value in values)
+            differences.append(f"{prefix}{name}: {before} there, {now} here")
+    return differences
 
 
 def _steps(length: dict[str, float]) -> tuple[str, float]:

@@ -68,7 +68,7 @@ CURVES: Mapping[str, Mapping[str, tuple[float, ...]]] = {
     },
 }
 # Table 5: Image with noise from U(-a, a) on the pixels, after 5,000 steps, by a.
-NOISES: Mapping[str, Mapping[int, float]] = {
+NOISES: Mapping[str, Mapping[float, float]] = {
     PAPER: {0: 57.47, 2: 57.06, 4: 55.32, 8: 54.70},
     "Transformer (paper)": {0: 41.39, 2: 40.29, 4: 28.56, 8: 28.12},
 }

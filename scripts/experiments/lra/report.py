@@ -46,7 +46,8 @@ def write_report(folder: Path, task: Task, metrics: Mapping[str, Any]) -> str:
         [
             f"# Long Range Arena, {task.title}",
             f"{metrics['model_type']}, {metrics['parameters']:,} parameters, started from {metrics['started_from']}; "
-            f"{runs}. The checkpoint that is best on validation; accuracy in percent, every test example counted once.",
+            f"{runs}. The checkpoint that is best on validation; accuracy in percent, every test example counted "
+            "once.",
             "\n".join(format_table(["", "accuracy", "length", "measured on", "data"], rows)),
             format_origin(environment, command_line(), [environment["commit"]]),
         ],

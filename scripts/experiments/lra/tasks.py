@@ -127,8 +127,8 @@ def load_parts(arguments: LraArguments) -> dict[str, Examples]:
     longest = max(int(part.lengths.max(initial=0)) for part in parts.values())
     if arguments.task_name == "listops" and longest > arguments.length:
         raise UserError(
-            f"An expression has {longest} symbols, more than --max_seq_length {arguments.length}, and cut it would have "
-            f"another value; give --max_seq_length {longest}."
+            f"An expression has {longest} symbols, more than --max_seq_length {arguments.length}, and would have "
+            f"another value if it were cut; give --max_seq_length {longest}."
         )
     if arguments.noise:
         parts = images.add_noise(parts, arguments.noise, arguments.generation_seed)
