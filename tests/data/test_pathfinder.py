@@ -149,7 +149,8 @@ def test_statistics_do_not_tell_the_classes_apart():
         ({"marker_radius": 30, "contour_length": 4}, "nearer than two markers"),
     ],
 )
-def test_impossible_parameters(parameters, message):
+def test_impossible_parameters(parameters, message, monkeypatch):
+    monkeypatch.setattr("experiments.lra.contours._MAX_TURNS", 300)  # what never ends is known sooner
     with pytest.raises(UserError, match=message):
         make_scenes(np.array([0, 1]), np.random.default_rng(0), PathfinderParameters(**parameters))
 

@@ -74,7 +74,8 @@ def test_smoothers_are_read_without_their_padding():
 def test_the_analysis_trains_measures_and_draws(tmp_path, monkeypatch, capsys):
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
     flags = f"--use_cpu --model_config={json.dumps(json.dumps(sizes))} --num_generated 100 --max_steps 2"
-    flags += f" --preprocessing_num_workers 1 --per_device_train_batch_size 4 --global_batch_size 4 --cache_dir {tmp_path / 'cache'}"
+    flags += " --preprocessing_num_workers 1"
+    flags += f" --per_device_train_batch_size 4 --global_batch_size 4 --cache_dir {tmp_path / 'cache'}"
     argv = ["analyze.py", "incoherence", "--tasks", "pathfinder", "--ranks", "4", "--num_examples", "6"]
     argv += [
         "--output_dir",

@@ -77,9 +77,7 @@ def read_pathfinder(path: str | Path) -> dict[str, Examples]:
 
 
 def split_pathfinder(examples: Examples, seed: int = 0) -> dict[str, Examples]:
-    """The three parts of images; each has at least one."""
-    if len(examples) < 3:
-        raise UserError(f"{examples.source} has {len(examples)} images; three parts need at least 3.")
+    """The three parts of at least three images; each has at least one."""
     order = np.random.default_rng(seed).permutation(len(examples))
     num_others = max(1, len(examples) // 10)
     borders = [len(examples) - 2 * num_others, len(examples) - num_others]
@@ -87,6 +85,8 @@ def split_pathfinder(examples: Examples, seed: int = 0) -> dict[str, Examples]:
 
 
 def _to_examples(images: np.ndarray, labels: np.ndarray, path: Path) -> Examples:
+    if len(images) < len(PARTS):
+        raise UserError(f"{path} has {len(images)} images; three parts need at least 3.")
     lengths = np.full(len(images), SIZE * SIZE)
     return Examples(images.reshape(-1), lengths, labels.astype(np.int64), path.resolve().name)
 
