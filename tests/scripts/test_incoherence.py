@@ -74,7 +74,7 @@ def test_smoothers_are_read_without_their_padding():
 def test_the_analysis_trains_measures_and_draws(tmp_path, monkeypatch, capsys):
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
     flags = f"--use_cpu --model_config={json.dumps(json.dumps(sizes))} --num_generated 100 --max_steps 2"
-    flags += " --preprocessing_num_workers 1"
+    flags += " --preprocessing_num_workers 1 --run_name {task}"
     flags += f" --per_device_train_batch_size 4 --global_batch_size 4 --cache_dir {tmp_path / 'cache'}"
     argv = ["analyze.py", "incoherence", "--tasks", "pathfinder", "--ranks", "4", "--num_examples", "6"]
     argv += [
@@ -92,7 +92,9 @@ def test_the_analysis_trains_measures_and_draws(tmp_path, monkeypatch, capsys):
         "layer 1, rank 4, after": 6,
     }
     assert all(1 <= value <= 256 for of_name in values.values() for value in of_name)
+    assert "--run_name pathfinder" in (tmp_path / "runs" / "pathfinder.log").read_text()
     printed = capsys.readouterr().out
+    assert "after 2 steps of training" in printed
     assert f"{np.mean(values['layer 1, rank 4, after']):.2f} ± " in printed
     assert (tmp_path / "results" / "incoherence.png").read_bytes().startswith(b"\x89PNG")
     for bad, message in ((["--tasks", "chess"], "no such task"), (["--ranks", "0"], "at least 1")):

@@ -6,7 +6,7 @@ paper's reason for a smoother.
 """
 
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -19,6 +19,7 @@ from transformers import AutoModelForSequenceClassification
 
 from experiments import results
 from experiments.arguments import CONFIGURATION, UserError, parse_command, require_at_least
+from experiments.fine_tuning import read_metrics
 from experiments.lra.examples import collate
 from experiments.lra.jobs import LraTrainingArguments
 from experiments.lra.models import LraModelArguments
@@ -42,7 +43,12 @@ class IncoherenceArguments:
     tasks: list[str] = field(
         default_factory=lambda: ["text", "pathfinder"], metadata={"help": f"Of {', '.join(TASKS)}."}
     )
-    run_flags: str = field(default="", metadata={"help": "Further flags of all runs, such as --data_dir, in quotes."})
+    run_flags: str = field(
+        default="",
+        metadata={
+            "help": "Further flags of all runs, in quotes, in which {task} is the task: '--data_dir data/{task}'."
+        },
+    )
     ranks: list[int] = field(default_factory=lambda: [16, 32], metadata={"help": "Singular vectors that count."})
     num_examples: int = field(default=200, metadata={"help": "Test examples of each task."})
     output_dir: str = field(default="runs/incoherence", metadata={"help": "Folder of the runs."})
@@ -94,13 +100,14 @@ def analyze(arguments: IncoherenceArguments, places: results.ResultsArguments) -
     runs = {}
     for task in arguments.tasks:
         words = [word.format(task=task, configuration=CONFIGURATION) for word in read_runs(RUNS)["SKTformer"]]
-        flags = (*words, *shlex.split(arguments.run_flags))
+        flags = (*words, *shlex.split(arguments.run_flags.replace("{task}", task)))
         runs[task] = Run("run_lra.py", flags, Path(arguments.output_dir) / task)
     execute_runs(list(runs.values()), choose_launcher(None), "incoherence")
     measured = {TASKS[task].title: _measure(run, arguments) for task, run in runs.items()}
     figures = {TASKS[task].title: published_incoherence(task) for task in runs}
+    steps = sorted({read_metrics(run.folder)["history"][-1]["step"] for run in runs.values()})
     environment, command = results.describe_environment(), results.command_line()
-    return write_report(Path(places.results_dir) / "incoherence", measured, figures, command, environment)
+    return write_report(Path(places.results_dir) / "incoherence", measured, figures, steps, command, environment)
 
 
 def _measure(run: Run, arguments: IncoherenceArguments) -> dict[str, np.ndarray]:
@@ -120,6 +127,8 @@ def _measure(run: Run, arguments: IncoherenceArguments) -> dict[str, np.ndarray]
                 for rank in arguments.ranks:
                     found = [float(incoherence(matrix, rank)) for matrix in matrices if len(matrix) >= rank]
                     values.setdefault(f"layer {layer}, rank {rank}, {stage}", []).extend(found)
+    if min(map(len, values.values())) < 2:
+        raise UserError(f"--ranks {max(arguments.ranks)}: hardly any input of {of_task.task_name} has so many tokens.")
     return {name: np.array(of_name) for name, of_name in values.items()}
 
 
@@ -147,6 +156,7 @@ def write_report(
     path: Path,
     measured: Mapping[str, Mapping[str, np.ndarray]],
     published: Mapping[str, Mapping[str, float]],
+    steps: Sequence[int],
     command: str,
     environment: dict[str, Any],
 ) -> str:
@@ -167,8 +177,8 @@ def write_report(
         {"command": command, "environment": environment, "values": lists},
         [
             "# Incoherence before and after the Fourier convolution",
-            "Definition 1 of the paper, after 100 steps of training: mean and standard deviation over test examples. "
-            "The paper does not say of which layer its figures are.",
+            f"Definition 1 of the paper, after {' or '.join(map(str, steps))} steps of training: mean and standard "
+            "deviation over test examples. The paper's figures are after 100 steps; of which layer it does not say.",
             "\n".join(results.format_table(header, rows)),
             f"![Incoherence]({path.name}.png)",
             results.format_origin(environment, command, [environment["commit"]]),
