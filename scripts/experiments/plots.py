@@ -69,8 +69,13 @@ def plot_mean_curves(
     path: str | Path,
     title: str,
     labels: tuple[str, str] = ("step", "loss (nats per masked token)"),
+    references: Mapping[str, Sequence[tuple[float, float]]] | None = None,
 ) -> None:
-    """Draw the mean and range over seeds of each model's curves, points whose coordinates `labels` names."""
+    """
+    Draw the mean and range over seeds of each model's curves, points whose coordinates `labels` names.
+
+    `references` are single curves of others, to compare with.
+    """
     with open_figure(path, title) as (_, axes):
         for name, seeds in curves.items():
             # Point by point: where time is on the axis, those of several seeds lie a little apart.
@@ -80,6 +85,10 @@ def plot_mean_curves(
             label = f"{name} ({means[-1]:.2f})" if means else name
             (line,) = axes.plot(places, means, marker="o", ms=4, label=label)
             axes.fill_between(places, lowest, highest, color=line.get_color(), alpha=0.2, lw=0)
+        for number, (name, known) in enumerate((references or {}).items()):
+            style = {"color": "0.4", "ls": ("--", ":")[number % 2], "lw": 1.4, "marker": "x", "ms": 4}
+            if known:
+                axes.plot(*zip(*known, strict=True), label=f"{name} ({known[-1][1]:.2f})", **style)
         axes.set(xlabel=labels[0], ylabel=labels[1])
         axes.legend(frameon=False)
 

@@ -19,6 +19,7 @@ from transformers import AutoConfig
 import reproduce
 from experiments import runs
 from experiments.arguments import UserError
+from experiments.comparisons import report
 from experiments.comparisons.stages import Case, Measure, Stage
 from experiments.comparisons.tables import TABLES, Table
 from experiments.glue.tasks import TASKS
@@ -390,3 +391,9 @@ def test_books_are_attributed_to_their_authors(tmp_path, monkeypatch):
     before = files_below(tmp_path / "out")
     reproduce.main()
     assert files_below(tmp_path / "out") == before
+
+
+def test_data_that_no_flag_names_are_named_by_the_runs():
+    assert report._describe_data({}, [{"source": "made"}, {"source": "made"}, {}]) == "Data: made"
+    assert report._describe_data({"data_dir": "a/b/c"}, [{"source": "made"}]) == "Data: data dir b/c"
+    assert "documentation of the Python installation" in report._describe_data({}, [{}])

@@ -56,13 +56,12 @@ def test_another_run_is_refused_with_what_differs(tmp_path):
     with pytest.raises(UserError, match=r"another run \(data: abc there, xyz here; seed: 0 there, 4 here\)"):
         folder_state(tmp_path / "run", identity(seed=4, data="xyz"))
     # Of a model's fields those that differ, and of a run that trains nothing only that.
-    for number, (before, now, expected) in enumerate(
-        (
-            ({"sizes": {"width": 8, "depth": 2}}, {"sizes": {"width": 9, "depth": 2}}, "sizes.width: 8 there, 9 here"),
-            ({"do_train": True, "rate": 0.1}, {"do_train": False}, "do_train: True there, False here"),
-            ({"text": "a" * 99}, {"text": "b"}, f"text: {'a' * 77}... there, b here"),
-        )
-    ):
+    cases: list[tuple[dict, dict, str]] = [
+        ({"sizes": {"width": 8, "depth": 2}}, {"sizes": {"width": 9, "depth": 2}}, "sizes.width: 8 there, 9 here"),
+        ({"do_train": True, "rate": 0.1}, {"do_train": False}, "do_train: True there, False here"),
+        ({"text": "a" * 99}, {"text": "b"}, f"text: {'a' * 77}... there, b here"),
+    ]
+    for number, (before, now, expected) in enumerate(cases):
         finish(folder := tmp_path / str(number), RunIdentity(before, {"max_steps": 5}))
         with pytest.raises(UserError, match=re.escape(f"another run ({expected})")):
             folder_state(folder, RunIdentity(now, {"max_steps": 5}))

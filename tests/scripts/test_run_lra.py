@@ -332,6 +332,9 @@ def test_columns_have_the_paper_s_figures():
                 for measure in TABLES[name].stages[0].measures:
                     for _, key in measure.baselines:
                         assert 0 < functools.reduce(operator.getitem, key.split("."), metrics) < 1
+                for _, key in TABLES[name].stages[0].curve.baselines:
+                    assert functools.reduce(operator.getitem, key.split("."), metrics).keys() >= {"500", "5000"}
+                assert case.title
                 if noise == 0 and name == "lra_noise":
                     figure = functools.reduce(operator.getitem, key.split("."), metrics)
                     assert figure == pytest.approx(0.4139)  # of this table, and not of Table 1

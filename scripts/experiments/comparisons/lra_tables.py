@@ -54,7 +54,7 @@ def _whole(task: str) -> Table:
     """Table 1: the paper's recipe in full, with its best values, and others."""
     rows = tuple((name, f"published.rows.{name}") for name in ROWS)
     measures = (_accuracy("accuracy (%)", rows=rows), *_COSTS)
-    return _table(task, "all of the paper's training", _stage(task, "", "lra", (Case(""),), measures))
+    return _table(task, "all of the paper's training", _stage(task, "", "lra", (Case(_TITLES[task]),), measures))
 
 
 def _curves(task: str, num_steps: int) -> Table:
@@ -69,9 +69,10 @@ def _curves(task: str, num_steps: int) -> Table:
         )
         for step in steps
     ]
-    case = Case(f"{num_steps:,} steps", flags=("--test_curve", "true", *every), max_steps=num_steps)
+    case = Case(f"{_TITLES[task]}, {num_steps:,} steps", flags=("--test_curve", "true", *every), max_steps=num_steps)
     stage = _stage(task, "curves", "lra_curves", (case,), (*measures, *_COSTS))
-    curve = Curve("test accuracy", "eval_test_accuracy", "accuracy (%)", 100)
+    published = tuple((f"{which} smoother (paper)", f"published.curve.{which}") for which in ("with", "without"))
+    curve = Curve("test accuracy", "eval_test_accuracy", "accuracy (%)", 100, baselines=published)
     return _table(task, "learning curves", replace(stage, curve=curve))
 
 
@@ -86,16 +87,18 @@ def _noise() -> Table:
 
 def _analysis(task: str, runs: str, title: str) -> Table:
     """The impact of r, s1 and s2, or the ablation: the paper's figure beside ours."""
-    stage = _stage(task, runs, f"lra_{runs}", (Case(""),), (_accuracy("accuracy (%)"), _SETTING, *_COSTS))
+    stage = _stage(task, runs, f"lra_{runs}", (Case(_TITLES[task]),), (_accuracy("accuracy (%)"), _SETTING, *_COSTS))
     return _table(task, title, replace(stage, learning_rates=()))
 
 
 def _self_pretraining(task: str) -> Table:
     """Masked self-pretraining on the task's own training inputs, and none."""
     measure = Measure("masked values guessed (%)", "eval_accuracy", format=".2f", factor=100)
-    first = _stage(task, "masked", "lra_masked", (Case(""),), (measure,))
+    first = _stage(task, "masked", "lra_masked", (Case(_TITLES[task]),), (measure,))
     recipes = (*first.recipes, "lra/self_pretraining.yaml")
-    last = _stage(task, "self-pretrained", "lra_self_pretraining", (Case(""),), (_accuracy("accuracy (%)"), *_COSTS))
+    last = _stage(
+        task, "self-pretrained", "lra_self_pretraining", (Case(_TITLES[task]),), (_accuracy("accuracy (%)"), *_COSTS)
+    )
     stages = (replace(first, recipes=recipes, learning_rates=()), replace(last, learning_rates=()))
     return _table(task, "masked self-pretraining on its own training inputs", *stages)
 

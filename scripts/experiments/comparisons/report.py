@@ -182,6 +182,12 @@ def _plot(name: str, table: Table, columns: Sequence[Column], outcomes: Outcomes
         measured = {row: outcomes[row, case.key].metrics for row in rows if (row, case.key) in outcomes}
         curves = {row: [curve.points(metrics) for metrics in of_row] for row, of_row in measured.items()}
         title = f"{case.title}: mean {curve.title} over the seeds, with their range"
-        plot_mean_curves(curves, folder / file, title, (curve.against, curve.label))
+        longest = max((x for of_row in curves.values() for points in of_row for x, _ in points), default=0)
+        known = {name: _look_up(next(iter(measured.values()))[0], key) for name, key in curve.baselines}
+        references = {
+            name: [(int(step), curve.factor * value) for step, value in values.items() if int(step) <= longest]
+            for name, values in known.items()
+        }
+        plot_mean_curves(curves, folder / file, title, (curve.against, curve.label), references)
         links.append(f"![{curve.title.capitalize()}, {case.title}]({file})")
     return links

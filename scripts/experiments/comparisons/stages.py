@@ -88,6 +88,8 @@ class Curve:
     label: str = "loss (nats per masked token)"
     factor: float = 1.0  # times what they say
     against: Literal["step", "minutes of training"] = "step"
+    # Curves that are not run: their names, and where the metrics of the others have their values by step.
+    baselines: tuple[tuple[str, str], ...] = ()
 
     def points(self, metrics: Mapping[str, Any]) -> list[tuple[float, float]]:
         """Of one run, in order; minutes are steps times the median of their times."""
