@@ -59,11 +59,7 @@ def main() -> None:
 
     # Everything that can be wrong with the arguments is found before the folder is touched.
     corpus = load_corpus(corpus_arguments)
-    progress.announce(
-        recipe=progress.describe_recipe(command.recipes, training),
-        devices=progress.describe_devices(training),
-        note=" ".join(command.notes),
-    )
+    progress.announce_run(command)
     length = mlm_arguments.max_seq_length
     named = mlm_arguments.tokenizer_name or model_arguments.model_name_or_path
     if named:

@@ -62,7 +62,7 @@ def main() -> None:
     data = load_texts(texts, wanted, tokenizer, None if trains else checkpoint_problem(checkpoint))
     if training.label_smoothing_factor and data.problem.kind != SINGLE:
         raise UserError(f"--label_smoothing_factor is for single labels, not {data.problem.kind}; leave it out.")
-    model = load_model(checkpoint, data, tokenizer, texts, trains)
+    model = load_model(command, checkpoint, data, tokenizer, new_head=trains)
     length, workers = input_length(texts, model), texts.preprocessing_num_workers
     splits = {
         name: classifier.encode_texts(part.examples(data.columns), data.columns, tokenizer, length, workers)
@@ -71,13 +71,11 @@ def main() -> None:
     collator = classifier.make_collator(tokenizer, length, texts.pad_to_max_length)
     job = make_job(command, data, splits, collator) if "validation" in splits else None
     finished = job and check_job(folder, job.identity, training, command.paths())
-    progress.announce(
-        recipe=progress.describe_recipe(command.recipes, training),
+    progress.announce_run(
+        command,
         texts=f"{', '.join(data.columns)} of {', '.join(dict.fromkeys(part.source for part in data.parts.values()))}",
         split=data.held_out or "as given",
         labels=format_names(data.problem.labels) or "numbers",
-        devices=progress.describe_devices(training),
-        note=" ".join(command.notes),
         run=f"finished, in {folder}" if finished else "",
         model="" if job else progress.describe_model(model, f"from {checkpoint.model_name_or_path}"),
     )
@@ -90,7 +88,7 @@ def main() -> None:
             run_job(job, folder, training, recorded_arguments(command.given))
         if trains:
             best = replace(checkpoint, model_name_or_path=str(best_trial(folder)), model_revision="main")
-            model = load_model(best, data, tokenizer, texts, new_head=False)
+            model = load_model(command, best, data, tokenizer, new_head=False)
     results: dict[str, dict[str, float]] = {}
     for name in (name for name in ("validation", "test") if name in splits):
         part = data.parts[name]
@@ -114,17 +112,14 @@ def input_length(texts: TextArguments, model: PreTrainedModel) -> int:
 
 
 def load_model(
-    checkpoint: CheckpointArguments,
-    data: TextData,
-    tokenizer: PreTrainedTokenizerBase,
-    texts: TextArguments,
-    new_head: bool,
-) -> PreTrainedModel:
-    """Load a checkpoint as a model that predicts what is asked of inputs as long as is asked."""
-    model = load_classifier(checkpoint, data.problem.labels, "value", new_head)
+    command: Command, start: CheckpointArguments, data: TextData, tokenizer: PreTrainedTokenizerBase, new_head: bool
+) -> Any:
+    """A checkpoint as a model that predicts what is asked of inputs as long as is asked, with adapters to train."""
+    _, lora, texts, _ = command.groups
+    model = load_classifier(start, data.problem.labels, "value", new_head)
     model.config.problem_type = data.problem.kind  # type: ignore[assignment]
     classifier.fit_text_classifier(model, tokenizer, input_length(texts, model))
-    return model
+    return add_lora(model, lora, start.model_revision) if lora.lora and new_head else model
 
 
 def make_job(command: Command, data: TextData, splits: dict[str, Dataset], collator: DataCollatorWithPadding) -> Job:
@@ -132,15 +127,10 @@ def make_job(command: Command, data: TextData, splits: dict[str, Dataset], colla
     checkpoint, lora, texts, training = command.groups
     splits = {part: rows for part, rows in splits.items() if part != "test"}
     source, metrics = Path(data.parts["validation"].source).name, METRICS[data.problem.kind]
-
-    def build() -> Any:
-        model = load_model(checkpoint, data, collator.tokenizer, texts, training.do_train)
-        return add_lora(model, lora, checkpoint.model_revision) if lora.lora and training.do_train else model
-
     return Job(
         name="classification",
         title=f"{source} ({metrics[0].replace('_', ' ')})",
-        build_model=build,
+        build_model=partial(load_model, command, checkpoint, data, collator.tokenizer, training.do_train),
         splits=splits,
         collator=collator,
         processing_class=collator.tokenizer,

@@ -77,11 +77,7 @@ def run(command: Command) -> None:
         else:
             waiting[task.name] = {"start": start, "tokenizer": tokenizer, "identity": identity, "splits": splits}
     tests = {name: load_tests(TASKS[name], glue) for name in names if training.do_predict}
-    progress.announce(
-        recipe=progress.describe_recipe(command.recipes, training),
-        devices=progress.describe_devices(training),
-        note=" ".join(command.notes),
-    )
+    progress.announce_run(command)
     silent = len(waiting) < 2 or bool(training.disable_tqdm) or not training.should_log
     done = len(names) - len(waiting)
     for name in tqdm(list(waiting), "Tasks", unit="task", initial=done, total=len(names), disable=silent):

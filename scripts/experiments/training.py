@@ -19,7 +19,7 @@ from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainingArgu
 from transformers.integrations import get_reporting_integration_callbacks
 from transformers.trainer_utils import EvalLoopOutput, HubStrategy
 
-from experiments.arguments import ROOT, UserError, flag, one_line, require_at_least
+from experiments.arguments import ROOT, Command, UserError, flag, one_line, require_at_least
 from experiments.run_folder import ARGUMENTS_FILE, RUN_FILE, RunIdentity
 
 
@@ -55,9 +55,7 @@ class RunArguments(TrainingArguments):
         None, "Sequences per optimizer step over all devices; gradient accumulation is worked out from it."
     )
     num_threads: int | None = flag(
-        None,
-        "Threads of each process on a processor. By default OMP_NUM_THREADS, or all cores where a launcher has set "
-        "that to 1 by itself.",
+        None, "Threads of a process; by default OMP_NUM_THREADS, or all cores where a launcher has set that to 1."
     )
     license: str = flag("apache-2.0", "Licence of the weights, for the model card.")
     language: str = flag("en", "Language of the text, for the model card.")
@@ -111,32 +109,39 @@ def training_identity(training: TrainingArguments, decides: dict[str, Any]) -> R
     names = [*_DECISIVE, *(_DECISIVE_FOR_THE_BEST if training.load_best_model_at_end else ())]
     values = {name: getattr(training, name) for name in names if hasattr(training, name)}
     values = {name: getattr(value, "value", value) for name, value in values.items()}
-    values["global_batch_size"] = _global_batch(training)
+    values["global_batch_size"] = global_batch(training)
     length = {"max_steps": training.max_steps, "num_train_epochs": training.num_train_epochs}
     return RunIdentity({"do_train": True} | values | decides, length, precision)
 
 
-def _global_batch(training: TrainingArguments) -> int:
+def global_batch(training: TrainingArguments) -> int:
+    """How many sequences make one optimizer step, over all devices."""
     return training.train_batch_size * training.world_size * training.gradient_accumulation_steps
 
 
 def accumulation_steps(training: TrainingArguments, global_batch_size: int) -> int:
     """How many batches of all devices make one optimizer step; a `UserError` if no whole number of them does."""
-    at_once = training.train_batch_size * training.world_size
-    steps, rest = divmod(global_batch_size, at_once)
-    if rest or steps < 1:
+    each, devices = training.per_device_train_batch_size, training.world_size
+    at_once = training.train_batch_size * devices
+    if global_batch_size % at_once or global_batch_size < 1:
+        what = f"--global_batch_size {global_batch_size} is not a multiple of {at_once}, which is what {devices}"
         raise UserError(
-            f"--global_batch_size {global_batch_size} is not a multiple of {at_once}, which is what "
-            f"{training.world_size} device(s) with --per_device_train_batch_size "
-            f"{training.per_device_train_batch_size} read at once; change one of the two."
+            f"{what} device(s) with --per_device_train_batch_size {each} read at once; change one of them."
         )
-    return steps
+    return global_batch_size // at_once
 
 
 def silence_bars() -> None:
     """Stop the libraries' bars, of which every step would be a line in a log file."""
     datasets.disable_progress_bars()
     transformers.utils.logging.disable_progress_bar()
+
+
+def announce_run(command: Command, **facts: str) -> None:
+    """[`announce`] what every run has, around what is particular to one: the recipe, the devices and the notes."""
+    training = command.groups[-1]
+    recipe, devices = describe_recipe(command.recipes, training), describe_devices(training)
+    announce(recipe=recipe, **facts, devices=devices, note=" ".join(command.notes))
 
 
 def announce(**facts: str) -> None:
@@ -160,12 +165,12 @@ def describe_recipe(recipes: list[str], training: TrainingArguments) -> str:
 
 def describe_steps(training: TrainingArguments, num_examples: int | None) -> str:
     """Words for [`announce`]: how many steps of how many sequences; `num_examples` is None for a stream."""
-    batch, steps, epochs = _global_batch(training), training.max_steps, training.num_train_epochs
-    if num_examples is not None:
-        per_epoch = max(1, math.ceil(num_examples / batch))
-        steps, epochs = (steps, steps / per_epoch) if steps > 0 else (math.ceil(epochs * per_epoch), epochs)
-    passes = "" if num_examples is None else f", {epochs:.3g} pass(es) over the data"
-    return f"{steps:,} of {batch} sequences{passes}"
+    batch, steps, epochs = global_batch(training), training.max_steps, training.num_train_epochs
+    if num_examples is None:
+        return f"{steps:,} of {batch} sequences"
+    per_epoch = max(1, math.ceil(num_examples / batch))
+    steps, epochs = (steps, steps / per_epoch) if steps > 0 else (math.ceil(epochs * per_epoch), epochs)
+    return f"{steps:,} of {batch} sequences, {epochs:.3g} pass(es) over the data"
 
 
 def describe_devices(training: TrainingArguments) -> str:
@@ -193,8 +198,8 @@ def upload_run(training: TrainingArguments, folder: str | Path, message: str) ->
             ignore_patterns=_LOCAL_FILES,
         )
     except OSError as error:
-        problem = f"finished, but it was not uploaded ({one_line(error)}); the same command tries again"
-        raise UserError(f"{folder} holds the run, {problem}.") from error
+        problem = f"it was not uploaded ({one_line(error)}); the same command tries again"
+        raise UserError(f"{folder} holds the run, finished, but {problem}.") from error
     logger.info("%s is on the Hub as %s.", folder, repo.repo_id)
 
 
@@ -297,10 +302,8 @@ def _check_trackers(training: TrainingArguments) -> None:
 def _check_upload(training: TrainingArguments, given: dict[str, Any]) -> None:
     """Find out now, and not after hours of training, that nothing can be uploaded."""
     if "hub_strategy" in given and training.hub_strategy != HubStrategy.END:
-        raise UserError(
-            f"--hub_strategy {HubStrategy(training.hub_strategy).value} uploads a folder as it is, with the paths of "
-            "this machine in it; leave it out: a run is uploaded when it is finished."
-        )
+        what = f"--hub_strategy {HubStrategy(training.hub_strategy).value} uploads a folder as it is"
+        raise UserError(f"{what}, with paths of this machine; leave it out: a finished run is uploaded.")
     training.hub_strategy = HubStrategy.END
     try:
         whoami(token=training.hub_token)
@@ -313,15 +316,11 @@ def _check_processes(training: TrainingArguments) -> None:
     training.dataloader_pin_memory = training.dataloader_pin_memory and training.device.type == "cuda"
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     if processes > training.world_size:
-        raise UserError(
-            f"{processes} processes were launched but each would train alone: there is no accelerator for them. "
-            "Add --use_cpu to train on processors."
-        )
+        remedy = "there is no accelerator for them; add --use_cpu to train on processors"
+        raise UserError(f"{processes} processes were launched but each would train alone: {remedy}.")
     if training.n_gpu > 1:
-        raise UserError(
-            f"{training.n_gpu} GPUs are seen by a single process, which would multiply the batch; start with "
-            "`accelerate launch` or `torchrun`, or show it one with CUDA_VISIBLE_DEVICES=0."
-        )
+        remedy = "start with `accelerate launch` or `torchrun`, or show it one with CUDA_VISIBLE_DEVICES=0"
+        raise UserError(f"{training.n_gpu} GPUs are seen by a single process, which multiplies the batch; {remedy}.")
 
 
 def _set_threads(training: RunArguments) -> None:
