@@ -22,7 +22,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from experiments.arguments import UserError, parse_args, run_script
+from experiments.arguments import UserError, parse_args, require_at_least, run_script
 from experiments.benchmark.cells import Cell, MeasurementArguments, measure_cells
 from experiments.benchmark.counts import count_row
 from experiments.benchmark.models import MODELS, PRECISIONS, SIZES, Setting, Workload, build_sizes
@@ -30,16 +30,16 @@ from experiments.benchmark.profile import profile_step
 from experiments.benchmark.report import open_section, save_section
 
 
+MODES = ["training", "inference"]
 # What stands for flags that are not given: of all but --count, and of --count.
 DEFAULTS: dict[str, Any] = {
     **{"models": list(MODELS), "size": ["lra"], "lengths": [512, 1024, 2048, 3072, 4096, 8192, 16384]},
-    **{"batch_size": 32, "dropout": [0.0, 0.1], "precision": "float32"},
+    **{"batch_size": 32, "dropout": [0.0, 0.1], "precision": "float32", "modes": MODES},
 }
 COUNT_DEFAULTS: dict[str, Any] = {
     **{"models": ["sktformer", "bert-sdpa", "modernbert", "nystromformer", "fnet"], "size": ["base"]},
     **{"lengths": [512, 4096], "tokens_per_batch": 16384, "dropout": [0.0], "precision": "bfloat16"},
 }
-MODES = ["training", "inference"]
 
 
 def _help(text: str, choices: Any = None) -> dict[str, Any]:
@@ -68,18 +68,16 @@ class BenchmarkArguments(MeasurementArguments):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for flag in ("batch_size", "tokens_per_batch", "made_for", "num_layers"):
-            if (value := getattr(self, flag)) is not None and value < 1:
-                raise UserError(f"--{flag} {value} must be at least 1.")
+        require_at_least(1, self, "batch_size", "tokens_per_batch", "made_for", "num_layers")
         if sum(map(bool, (self.tokens_per_batch and not self.count, self.made_for, self.profile, self.count))) > 1:
             flags = "--tokens_per_batch, --made_for, --profile and --count"
             raise UserError(f"{flags} measure different things; give one of them.")
         alone = self.comparison not in ("speed", "counts")
         if alone and self.models not in ([], ["sktformer"]):
             raise UserError(f"--models {' '.join(self.models)}: this measures sktformer alone; leave the flag out.")
-        defaults = DEFAULTS | {"modes": MODES} | ({"models": ["sktformer"]} if alone else {})
-        if self.count:
-            defaults |= COUNT_DEFAULTS | ({"tokens_per_batch": None} if self.batch_size else {})
+        defaults = DEFAULTS | ({"models": ["sktformer"]} if alone else {}) | (COUNT_DEFAULTS if self.count else {})
+        if self.batch_size:
+            defaults.pop("tokens_per_batch", None)
         for name, value in defaults.items():
             setattr(self, name, getattr(self, name) or value)
         if self.profile or self.count:
@@ -131,8 +129,7 @@ class BenchmarkArguments(MeasurementArguments):
                 groups.setdefault(together, []).append(workload)
         baseline = "bert-sdpa" if "bert-sdpa" in self.models else self.models[0]
         return [
-            Cell(tuple(group), next(workload for workload in group if workload.model == baseline))
-            for group in groups.values()
+            Cell(tuple(group), next(each for each in group if each.model == baseline)) for group in groups.values()
         ]
 
 
