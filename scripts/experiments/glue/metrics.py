@@ -92,10 +92,8 @@ def predicted_labels(task: GlueTask, predictions: Any) -> np.ndarray:
     """The classes, or similarities as they are, `(num_examples,)`, of a model's logits, `(num_examples, labels)`."""
     logits = np.asarray(predictions[0] if isinstance(predictions, tuple) else predictions, dtype=np.float64)
     if not np.isfinite(logits).all():
-        raise UserError(
-            f"{task.name}: the model's predictions are not finite numbers, the training has diverged; lower "
-            "--learning_rate, or give a checkpoint whose weights are finite."
-        )
+        remedy = "lower --learning_rate, or give a checkpoint whose weights are finite"
+        raise UserError(f"{task.name}: the model's predictions are not finite, training has diverged; {remedy}.")
     return logits.reshape(len(logits)) if task.is_regression else logits.argmax(axis=-1)
 
 
