@@ -15,7 +15,6 @@ that was cut short, and --max_steps may have grown meanwhile.
 
 import logging
 import math
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -28,7 +27,7 @@ from experiments import models
 from experiments import training as progress
 from experiments.arguments import CONFIGURATION, Command, UserError, flag, parse_command, run_script
 from experiments.results import describe_environment
-from experiments.run_folder import check_run_folder, claim_run_folder, find_checkpoint, recorded_arguments
+from experiments.run_folder import check_run_folder, find_checkpoint, recorded_arguments
 from experiments.text.blocks import MASKED_LM_TOKENS, Blocks, MaskedLMArguments, load_blocks, train_tokenizer_once
 from experiments.text.corpus import Corpus, CorpusArguments, load_corpus
 from experiments.text.examples import show_predictions
@@ -68,18 +67,13 @@ def main() -> None:
         model = models.build_masked_lm(model_arguments, tokenizer, length, training.seed)
     else:
         models.build_config(model_arguments, mlm_arguments.vocab_size, length, 0, training.seed)
-    identity = run_identity(command, corpus)
-    folder = str(training.output_dir)
+    identity, folder = run_identity(command, corpus), str(training.output_dir)
     if check_run_folder(folder, identity, training.overwrite, command.paths()) == "finished":
         logger.info("%s holds this run, finished; give more --max_steps to go on, or --overwrite.", folder)
         progress.upload_run(training, folder, "Pre-trained")
         return progress.leave_process_group()
     PartialState().wait_for_everyone()  # before the first process empties the folder that the others look at
-    with ExitStack() as stack:
-        with training.main_process_first(local=False):
-            if training.should_save:
-                started = recorded_arguments(command.given)
-                stack.enter_context(claim_run_folder(folder, identity, started, training.overwrite))
+    with progress.hold_folder(training, folder, identity, recorded_arguments(command.given)):
         if not named:
             tokenizer = train_tokenizer_once(Path(folder) / "tokenizer", corpus, mlm_arguments)
             model = models.build_masked_lm(model_arguments, tokenizer, length, training.seed)

@@ -24,8 +24,8 @@ import logging
 import shutil
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,7 @@ from experiments.arguments import UserError, flag, require_at_least
 from experiments.heads import Collator, calibrate_head, set_head_rate
 from experiments.plots import plot_task_curves
 from experiments.results import describe_environment, read_json, write_json
-from experiments.run_folder import METRICS_FILE, RunIdentity, check_run_folder, claim_run_folder, find_checkpoint
+from experiments.run_folder import METRICS_FILE, RunIdentity, check_run_folder, find_checkpoint
 from experiments.training import (
     ExperimentTrainer,
     RunArguments,
@@ -53,6 +53,7 @@ from experiments.training import (
     describe_steps,
     finish_trackers,
     global_batch,
+    hold_folder,
     training_identity,
     upload_run,
 )
@@ -244,7 +245,7 @@ def run_job(job: Job, folder: Path, training: FineTuningArguments, started: dict
     PartialState().wait_for_everyone()  # until all have looked at what is there
     if not is_one and not training.overwrite and training.should_save:
         (folder / METRICS_FILE).unlink(missing_ok=True)  # a summary of fewer trials
-    hold = nullcontext() if is_one else _hold(folder, _job_identity(training, job.identity), training, started)
+    hold = nullcontext() if is_one else hold_folder(training, folder, _job_identity(training, job.identity), started)
     is_silent = is_one or bool(training.disable_tqdm) or not training.should_log
     with hold:
         waiting = [t for t in trials if training.overwrite or not (t.folder / METRICS_FILE).is_file()]
@@ -268,7 +269,7 @@ def run_job(job: Job, folder: Path, training: FineTuningArguments, started: dict
 
 def _run_held(job: Job, trial: Trial, started: dict[str, Any], announces: bool) -> None:
     arguments = _trial_arguments(trial, started)
-    with _hold(trial.folder, trial.identity, trial.args, arguments):
+    with hold_folder(trial.args, trial.folder, trial.identity, arguments):
         run_trial(job, trial, arguments, announces)
 
 
@@ -431,18 +432,6 @@ def _trial_arguments(trial: Trial, started: dict[str, Any]) -> dict[str, Any]:
         arguments.pop("gradient_accumulation_steps", None)
         arguments["per_device_train_batch_size"] = trial.args.per_device_train_batch_size
     return arguments
-
-
-@contextmanager
-def _hold(
-    folder: Path, identity: RunIdentity, training: FineTuningArguments, arguments: dict[str, Any]
-) -> Iterator[None]:
-    """Hold a folder in the first process, while all of them are at work in it."""
-    with ExitStack() as stack:
-        with training.main_process_first(local=False):
-            if training.should_save:
-                stack.enter_context(claim_run_folder(folder, identity, arguments, training.overwrite))
-        yield
 
 
 def _evaluate(trainer: FineTuningTrainer, job: Job, parts: Sequence[str]) -> dict[str, float]:

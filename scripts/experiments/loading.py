@@ -4,6 +4,7 @@ import csv
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from datasets import Dataset, load_dataset
 from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
@@ -57,8 +58,10 @@ def read_table_file(path: str | Path, cache_dir: str | None = None) -> Dataset:
         raise UserError(f"{path}: no such file; check the path (it is read from {Path.cwd()}).")
     if kind not in TABLE_READERS:
         raise UserError(f"{path}: files of type `{path.suffix}` cannot be read; give {', '.join(TABLE_READERS)}.")
-    text = {"keep_default_na": False}
-    options = {".csv": text, ".tsv": {**text, "delimiter": "\t", "quoting": csv.QUOTE_NONE}}.get(kind, {})
+    text: dict[str, Any] = {"keep_default_na": False}
+    options: dict[str, Any] = {".csv": text, ".tsv": {**text, "delimiter": "\t", "quoting": csv.QUOTE_NONE}}.get(
+        kind, {}
+    )
     options |= {"data_files": {"rows": str(path)}, "split": "rows", "cache_dir": cache_dir}
     with explained_errors(str(path), "another file", "check the file"):
         try:

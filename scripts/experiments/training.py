@@ -6,6 +6,8 @@ import math
 import os
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ from transformers.integrations import get_reporting_integration_callbacks
 from transformers.trainer_utils import EvalLoopOutput, HubStrategy
 
 from experiments.arguments import ROOT, Command, UserError, flag, one_line, require_at_least
-from experiments.run_folder import ARGUMENTS_FILE, RUN_FILE, RunIdentity
+from experiments.run_folder import ARGUMENTS_FILE, RUN_FILE, RunIdentity, claim_run_folder
 
 
 logger = logging.getLogger(__name__)
@@ -129,6 +131,16 @@ def accumulation_steps(training: TrainingArguments, global_batch_size: int) -> i
             f"{what} device(s) with --per_device_train_batch_size {each} read at once; change one of them."
         )
     return global_batch_size // at_once
+
+
+@contextmanager
+def hold_folder(training: RunArguments, folder: str | Path, identity: RunIdentity, arguments: dict) -> Iterator[None]:
+    """Hold a folder as [`claim_run_folder`] in the first process, while all of them are at work in it."""
+    with ExitStack() as stack:
+        with training.main_process_first(local=False):
+            if training.should_save:
+                stack.enter_context(claim_run_folder(folder, identity, arguments, training.overwrite))
+        yield
 
 
 def silence_bars() -> None:

@@ -78,7 +78,7 @@ def show_predictions(trainer: MaskedLMTrainer, blocks: Blocks, count: int = 6) -
 
 def _words_around(tokenizer: PreTrainedTokenizerBase, block: list[int], place: int) -> list[str]:
     """The words that a token and its neighbours make: the token is among them where it is no part of a word."""
-    return re.findall(r"\w+", tokenizer.decode(block[place - 1 : place + 2]))
+    return re.findall(r"\w+", str(tokenizer.decode(block[place - 1 : place + 2])))
 
 
 def _sentences(tokens: Sequence[str], special: set[str]) -> Iterator[slice]:
