@@ -12,6 +12,7 @@ the same source they are an error.
 import argparse
 import errno
 import json
+import math
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -48,9 +49,9 @@ def flag(default: Any, help: str) -> Any:
 
 
 def require_at_least(least: int, flags: Any, *names: str) -> None:
-    """Raise a `UserError` if one of these fields of a dataclass of flags is given and less than `least`."""
+    """Raise a `UserError` if one of these fields of a dataclass of flags is given and less than `least`, or no number."""
     for name in names:
-        if (value := getattr(flags, name)) is not None and value < least:
+        if (value := getattr(flags, name)) is not None and not least <= value < math.inf:
             raise UserError(f"--{name} is {value}; it must be at least {least}.")
 
 

@@ -294,10 +294,7 @@ class StepTimer(TrainerCallback):
 def _check_values(training: RunArguments) -> None:
     if not 0 <= training.seed < 2**32:
         raise UserError(f"--seed {training.seed} must lie between 0 and {2**32 - 1}.")
-    for name in ("learning_rate", "weight_decay", "max_grad_norm", "warmup_steps"):
-        value = getattr(training, name)
-        if not (math.isfinite(value) and value >= 0):
-            raise UserError(f"--{name} {value:g} must be a number of at least 0.")
+    require_at_least(0, training, "learning_rate", "weight_decay", "max_grad_norm", "warmup_steps")
     if training.max_steps <= 0 and training.num_train_epochs <= 0:
         raise UserError(f"--num_train_epochs {training.num_train_epochs:g} must be more than 0.")
 
