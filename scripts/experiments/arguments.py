@@ -49,7 +49,7 @@ def flag(default: Any, help: str) -> Any:
 
 
 def require_at_least(least: int, flags: Any, *names: str) -> None:
-    """Raise a `UserError` if one of these fields of a dataclass of flags is given and less than `least`, or no number."""
+    """Raise a `UserError` if one of these fields of a dataclass of flags is given and is not at least `least`."""
     for name in names:
         if (value := getattr(flags, name)) is not None and not least <= value < math.inf:
             raise UserError(f"--{name} is {value}; it must be at least {least}.")
@@ -147,13 +147,17 @@ def parse_command(
     default = quick_start if quick_start is not None and not argv else default_recipe
     recipes = [str(path) for path in known.recipe or ([] if default is None else [default])]
     names = {option.lstrip("-") for action in parser._actions for option in action.option_strings}
-    sources: list[tuple[str, dict[str, Any]]] = [(path, load_recipe(path)) for path in recipes]
-    for path, recipe in sources:
+    merged: dict[str, Any] = {}
+    for path in recipes:
+        recipe = load_recipe(path)
         if unknown := sorted(set(recipe) - names):
             raise UserError(f"{path}: no such flag: {', '.join(unknown)}. See --help for the flags.")
-    notes = _settle(sources, _flag_values(flags))
-    # Recipes are read through, so that of a value that stands in several the last one holds.
-    merged = {key: value for _, recipe in sources for key, value in recipe.items()}
+        merged = _without_rivals(merged, path, recipe) | recipe
+    typed = _flag_values(flags)
+    merged, notes = _without_rivals(merged, "The command line", typed), []
+    for key in () if torch.accelerator.is_available() else _PRECISIONS:
+        if merged.pop(key, False) and key not in typed:
+            notes.append(f"The recipe asks for {key}, which needs an accelerator: training in float32.")
     flags = [*recipe_to_flags(merged), *flags]
     try:
         groups = parser.parse_args_into_dataclasses(flags, look_for_args_file=False)
@@ -194,24 +198,16 @@ def _flag_values(flags: Sequence[str]) -> dict[str, str | None]:
     return values
 
 
-def _settle(sources: Sequence[tuple[str, dict[str, Any]]], flags: dict[str, str | None]) -> list[str]:
-    """Take out of recipes what later sources contradict, and what this machine has not; returns what must be said."""
-    for number, (name, source) in enumerate([*sources, ("The command line", flags)]):
-        for rivals in RIVALS:
-            # Steps below 1 mean that epochs count.
-            there = [key for key in rivals if key in source and not str(source[key]).startswith("-")]
-            if len(there) > 1:
-                raise UserError(f"{name} gives --{' and --'.join(there)}, which contradict each other; give one.")
-            for key in set(rivals) - set(there) if there else ():
-                for _, earlier in sources[:number]:
-                    earlier.pop(key, None)
-    notes = []
-    if not torch.accelerator.is_available():
-        for key in _PRECISIONS:
-            asking = [recipe for _, recipe in sources if recipe.pop(key, False)]
-            if asking and key not in flags:
-                notes.append(f"The recipe asks for {key}, which needs an accelerator: training in float32.")
-    return notes
+def _without_rivals(earlier: dict[str, Any], name: str, source: dict[str, Any]) -> dict[str, Any]:
+    """What earlier sources say, without that which the source `name` contradicts."""
+    contradicted: set[str] = set()
+    for rivals in RIVALS:
+        # Steps below 1 mean that epochs count.
+        there = [key for key in rivals if key in source and not str(source[key]).startswith("-")]
+        if len(there) > 1:
+            raise UserError(f"{name} gives --{' and --'.join(there)}, which contradict each other; give one.")
+        contradicted |= set(rivals) - set(there) if there else set()
+    return {key: value for key, value in earlier.items() if key not in contradicted}
 
 
 def one_line(error: BaseException) -> str:
