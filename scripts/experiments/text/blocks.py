@@ -97,19 +97,19 @@ def load_blocks(
         raise UserError("There is no text to evaluate on; give --validation_file or a --validation_fraction above 0.")
     full_only = mlm_arguments.full_blocks_only or model_type in FIXED_LENGTH_MODELS
 
-    def prepare(sources: list[TextSource], max_blocks: int | None = None) -> list[Dataset]:
-        num_proc = corpus_arguments.preprocessing_num_workers
-        options = (length, corpus.cache_dir, single, num_proc, max_blocks)
+    def prepare(kind: str, sources: list[TextSource], max_blocks: int | None = None) -> list[Dataset]:
+        options = (length, corpus.cache_dir, single, corpus_arguments.preprocessing_num_workers, max_blocks)
         blocks = [prepare_blocks(source, tokenizer, *options) for source in sources]
-        return [part.select(_full_blocks(part, length)) for part in blocks] if full_only else blocks
+        blocks = [part.select(_full_blocks(part, length)) for part in blocks] if full_only else blocks
+        if not any(map(len, blocks)):
+            hint = "give more of it, or another --validation_fraction"
+            raise UserError(f"The {kind} text does not fill one block of {length} tokens; {hint}.")
+        return blocks
 
     most = mlm_arguments.max_eval_samples or max(1, EVALUATION_TOKENS // length)
     # Of a stream only the beginning is read: there is no end in sight.
-    whole = mix_blocks(prepare(corpus.validation, most if corpus_arguments.streaming else None))
+    whole = mix_blocks(prepare("evaluation", corpus.validation, most if corpus_arguments.streaming else None))
     evaluation = spread(whole, most)
-    if not len(evaluation):
-        hint = "give more of it, or a larger --validation_fraction"
-        raise UserError(f"The evaluation text does not fill one block of {length} tokens; {hint}.")
     evaluation_counts = count_tokens(evaluation, len(tokenizer))
     train: Dataset | IterableDataset
     if corpus_arguments.streaming:
@@ -123,10 +123,8 @@ def load_blocks(
         # The frequencies of a stream are not known before its end; the evaluation text's own are the harder baseline.
         counts, size = evaluation_counts, "a stream"
     else:
-        available = mix_blocks(prepare(corpus.train), corpus.probabilities, seed)
+        available = mix_blocks(prepare("training", corpus.train), corpus.probabilities, seed)
         train = spread(available, mlm_arguments.max_train_samples)
-        if not len(train):
-            raise UserError(f"The training text does not fill one block of {length} tokens; give more of it.")
         counts = count_tokens(train, len(tokenizer))
         size = f"{_count_of(train, available)} blocks with {counts.sum():,} tokens"
     description = (
