@@ -9,9 +9,9 @@ from datasets import Dataset, IterableDataset
 from filelock import FileLock
 from transformers import PreTrainedTokenizerBase
 
-from experiments.arguments import UserError, flag, require_at_least
+from experiments.arguments import Command, UserError, flag, require_at_least
 from experiments.models import load_tokenizer
-from experiments.text.corpus import Corpus, CorpusArguments
+from experiments.text.corpus import Corpus
 from experiments.text.packing import count_tokens, mix_blocks, prepare_blocks, stream_blocks, unigram_cross_entropy
 from experiments.text.source import TextSource
 from experiments.text.tokenizer import sample_texts, save_tokenizer, train_wordpiece
@@ -76,23 +76,15 @@ def train_tokenizer_once(folder: Path, corpus: Corpus, mlm_arguments: MaskedLMAr
     return load_tokenizer(str(folder), False, MASKED_LM_TOKENS)
 
 
-def load_blocks(
-    corpus: Corpus,
-    tokenizer: PreTrainedTokenizerBase,
-    model_type: str,
-    corpus_arguments: CorpusArguments,
-    mlm_arguments: MaskedLMArguments,
-    seed: int,
-    num_readers: int,
-) -> Blocks:
+def load_blocks(command: Command, corpus: Corpus, tokenizer: PreTrainedTokenizerBase, model_type: str) -> Blocks:
     """
     Pack a corpus into blocks for an architecture, and measure what unigram frequencies would score.
 
-    Sources are mixed, and streams shuffled, in an order that follows from `seed`; `num_readers` processes and workers
-    of data loaders read a stream at the same time. Raises a `UserError` if there is no text to evaluate on, or too
-    little for a block.
+    Sources are mixed, and streams shuffled, in an order that follows from the seed of a command's training. Raises a
+    `UserError` if there is no text to evaluate on, or too little for a block.
     """
-    length, single = mlm_arguments.max_seq_length, corpus_arguments.one_document_per_block
+    _, corpus_arguments, mlm_arguments, training = command.groups
+    length, single, seed = mlm_arguments.max_seq_length, corpus_arguments.one_document_per_block, training.seed
     if not corpus.validation:
         raise UserError("There is no text to evaluate on; give --validation_file or a --validation_fraction above 0.")
     full_only = mlm_arguments.full_blocks_only or model_type in FIXED_LENGTH_MODELS
@@ -113,7 +105,8 @@ def load_blocks(
     evaluation_counts = count_tokens(evaluation, len(tokenizer))
     train: Dataset | IterableDataset
     if corpus_arguments.streaming:
-        streams = [stream_blocks(source, tokenizer, length, single, num_readers) for source in corpus.train]
+        readers = training.world_size * max(1, training.dataloader_num_workers)  # all at the same time
+        streams = [stream_blocks(source, tokenizer, length, single, readers) for source in corpus.train]
         train = mix_blocks(streams, corpus.probabilities, seed)
         if full_only:
             train = train.filter(lambda block: len(block["input_ids"]) == length)
