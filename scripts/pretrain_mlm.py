@@ -15,7 +15,6 @@ that was cut short, and --max_steps may have grown meanwhile.
 
 import logging
 import math
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,7 +24,7 @@ from transformers.trainer_pt_utils import AcceleratorConfig
 
 from experiments import models
 from experiments import training as progress
-from experiments.arguments import CONFIGURATION, Command, UserError, flag, parse_command, run_script
+from experiments.arguments import CONFIGURATION, Command, UserError, parse_command, run_script
 from experiments.results import describe_environment
 from experiments.run_folder import check_run_folder, find_checkpoint, recorded_arguments
 from experiments.text.blocks import MASKED_LM_TOKENS, Blocks, MaskedLMArguments, load_blocks, train_tokenizer_once
@@ -38,19 +37,12 @@ from experiments.text.report import write_report
 logger = logging.getLogger("pretrain_mlm")
 
 
-@dataclass
-class PretrainingArguments(progress.RunArguments):
-    """The arguments of a pre-training run."""
-
-    output_dir: str | None = flag("runs/pretrain", "Folder of the run.")
-
-
-ARGUMENTS = (models.ModelArguments, CorpusArguments, MaskedLMArguments, PretrainingArguments)
+ARGUMENTS = (models.ModelArguments, CorpusArguments, MaskedLMArguments, progress.RunArguments)
 
 
 def main() -> None:
-    recipes = CONFIGURATION / "pretrain"
-    command = parse_command(ARGUMENTS, __doc__, recipes / "base.yaml", recipes / "quickstart.yaml")
+    paper, quick_start = (CONFIGURATION / "pretrain" / f"{name}.yaml" for name in ("base", "quickstart"))
+    command = parse_command(ARGUMENTS, __doc__, paper, quick_start, output_dir="runs/pretrain")
     model_arguments, corpus_arguments, mlm_arguments, training = command.groups
     progress.prepare(training, command.given)
     set_seed(training.seed)
@@ -77,14 +69,12 @@ def main() -> None:
         if not named:
             tokenizer = train_tokenizer_once(Path(folder) / "tokenizer", corpus, mlm_arguments)
             model = models.build_masked_lm(model_arguments, tokenizer, length, training.seed)
-        readers = training.world_size * max(1, training.dataloader_num_workers)
-        model_type = model.config.model_type
-        blocks = load_blocks(corpus, tokenizer, model_type, corpus_arguments, mlm_arguments, training.seed, readers)
+        blocks = load_blocks(command, corpus, tokenizer, model.config.model_type)
         train(command, model, tokenizer, corpus, blocks)
     progress.leave_process_group()
 
 
-def check_stages(training: PretrainingArguments, model: models.ModelArguments, corpus: CorpusArguments) -> None:
+def check_stages(training: progress.RunArguments, model: models.ModelArguments, corpus: CorpusArguments) -> None:
     """Refuse combinations that would train something else than what was asked, or nothing at all."""
     if training.do_predict:
         raise UserError("--do_predict is for labels, which pre-training has none of; leave it out.")

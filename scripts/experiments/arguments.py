@@ -125,13 +125,15 @@ def parse_command(
     default_recipe: str | Path | None = None,
     quick_start: str | Path | None = None,
     argv: Sequence[str] | None = None,
+    output_dir: str | None = None,
 ) -> Command:
     """
     Parse recipes and flags into dataclasses, one for each group of flags.
 
     `default_recipe` is read if the command line names no recipe, `quick_start` in its place if there is no word on the
-    command line at all; `description` heads `--help`. Raises a `UserError` for an unknown flag or recipe key, a value
-    of the wrong type, flags that contradict each other, a missing recipe or a missing flag.
+    command line at all; `description` heads `--help`, and `output_dir` is the default of that flag. Raises a
+    `UserError` for an unknown flag or recipe key, a value of the wrong type, flags that contradict each other, a
+    missing recipe or a missing flag.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
     parser = _Parser(
@@ -141,6 +143,8 @@ def parse_command(
         formatter_class=_HelpFormatter,
         epilog="--recipe YAML ...: files of flags, read from left to right; flags on the command line come last.",
     )
+    if output_dir is not None:
+        parser.set_defaults(output_dir=output_dir)
     recipe_parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     recipe_parser.add_argument("--recipe", nargs="+", action="extend", default=[])
     known, flags = recipe_parser.parse_known_args(argv)

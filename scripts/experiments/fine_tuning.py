@@ -71,7 +71,6 @@ _WEIGHTS = "*.safetensors*"  # of one file, or of several with an index
 class FineTuningArguments(RunArguments):
     """The arguments of the Trainer, what is run more than once, and what is kept of it."""
 
-    output_dir: str | None = flag("runs/fine_tuning", "Folder of the run.")
     seeds: int = flag(1, "Train with so many seeds from --seed on: median and spread.")
     search: bool = flag(False, "Try all of the --search_* values, and keep the best.")
     search_epochs: list[float] = field(default_factory=lambda: [4, 10, 20], metadata={"help": "Epochs."})
@@ -341,19 +340,13 @@ def run_trial(job: Job, trial: Trial, arguments: dict[str, Any], announces: bool
 
 
 def predict(
-    model: PreTrainedModel,
-    examples: Dataset,
-    collator: Collator,
-    processing_class: Any,
-    training: FineTuningArguments,
-    folder: Path,
+    model: PreTrainedModel, examples: Dataset, collator: Collator, training: FineTuningArguments, folder: Path
 ) -> np.ndarray:
     """What a model answers to encoded examples, over all devices: logits `(num_examples, num_labels)`."""
     args = copy.copy(training)
     args.output_dir, args.eval_strategy, args.load_best_model_at_end = str(folder), IntervalStrategy.NO, False
     args.push_to_hub, args.report_to = False, []
-    trainer = FineTuningTrainer(model=model, args=args, data_collator=collator, processing_class=processing_class)
-    predictions = trainer.predict(examples).predictions
+    predictions = FineTuningTrainer(model=model, args=args, data_collator=collator).predict(examples).predictions
     return predictions[0] if isinstance(predictions, tuple) else predictions
 
 

@@ -52,6 +52,7 @@ _LOCAL_FILES = [
 class RunArguments(TrainingArguments):
     """The arguments of the Trainer and what a run of this project adds."""
 
+    output_dir: str | None = flag("runs/run", "Folder of the run.")
     overwrite: bool = flag(False, "Delete another run, or this one finished, from --output_dir.")
     global_batch_size: int | None = flag(
         None, "Sequences per optimizer step over all devices; gradient accumulation is worked out from it."

@@ -14,7 +14,6 @@ from experiments.classification.data import TextArguments, TextData
 from experiments.classification.labels import MULTI, SINGLE, Problem, format_names
 from experiments.classification.metrics import METRICS, average_documents, decide
 from experiments.classifier_card import example_input, write_classifier_card
-from experiments.model_card import format_scores
 from experiments.plots import plot_confusion_matrix
 from experiments.results import read_json, write_atomically, write_json
 from experiments.run_folder import METRICS_FILE
@@ -49,11 +48,6 @@ def write_answers(folder: Path, data: TextData, name: str, chances: np.ndarray) 
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows([header, *([*row, *answer] for row, answer in lines)])
         write_atomically(folder / file_name, text.getvalue())
-
-
-def format_results(results: Mapping[str, Mapping[str, float]]) -> str:
-    """A table of metrics: a row for each model and part."""
-    return format_scores({row: {key: f"{value:.4f}" for key, value in v.items()} for row, v in results.items()})
 
 
 def record_test_scores(folder: Path, results: Mapping[str, Mapping[str, float]]) -> None:
