@@ -43,9 +43,13 @@ class UserError(ValueError):
     """A mistake of the person at the command line: one line that says what is wrong and what to do."""
 
 
-def flag(default: Any, help: str) -> Any:
-    """A field of a dataclass of flags with its line of `--help`; with `MISSING` as default it must be given."""
-    return field(default=default, metadata={"help": help})
+def flag(default: Any, help: str, choices: Iterable[str] = ()) -> Any:
+    """
+    A field of a dataclass of flags with its line of `--help`, and what its value may be, if not anything of its type.
+    A list as default is copied; with `MISSING` as default the flag must be given.
+    """
+    made: dict[str, Any] = {"default_factory": default.copy} if isinstance(default, list) else {"default": default}
+    return field(**made, metadata={"help": help} | ({"choices": list(choices)} if choices else {}))
 
 
 def require_at_least(least: int, flags: Any, *names: str) -> None:

@@ -26,7 +26,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -73,12 +73,10 @@ class FineTuningArguments(RunArguments):
 
     seeds: int = flag(1, "Train with so many seeds from --seed on: median and spread.")
     search: bool = flag(False, "Try all of the --search_* values, and keep the best.")
-    search_epochs: list[float] = field(default_factory=lambda: [4, 10, 20], metadata={"help": "Epochs."})
-    search_learning_rates: list[float] = field(default_factory=lambda: [5e-5, 1e-4], metadata={"help": "Rates."})
-    search_batch_sizes: list[int] = field(default_factory=lambda: [16, 32], metadata={"help": "Global batches."})
-    early_stopping_patience: int | None = flag(
-        None, "Stop after so many evaluations without a better one, and keep it."
-    )
+    search_epochs: list[float] = flag([4, 10, 20], "Epochs.")
+    search_learning_rates: list[float] = flag([5e-5, 1e-4], "Rates.")
+    search_batch_sizes: list[int] = flag([16, 32], "Global batches.")
+    early_stopping_patience: int | None = flag(None, "Stop after so many evaluations without a new best; keep that.")
     head_learning_rate: float | None = flag(None, "Rate of what stands behind the encoder, if it has its own.")
     calibrate_head: bool = flag(False, "Scale a new head by what it reads of some training examples.")
 

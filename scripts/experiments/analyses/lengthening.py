@@ -1,7 +1,7 @@
 """What a pre-trained SKTformer loses when it is lengthened, without further training."""
 
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import gettempdir
 
@@ -24,7 +24,7 @@ class LengtheningArguments:
     """What is lengthened."""
 
     model_name_or_path: str = flag("runs/quickstart", "A pre-trained SKTformer.")
-    factors: list[int] = field(default_factory=lambda: [2, 4], metadata={"help": "Multiples of its length."})
+    factors: list[int] = flag([2, 4], "Multiples of its length.")
 
     def __post_init__(self) -> None:
         if min(self.factors, default=0) < 2:

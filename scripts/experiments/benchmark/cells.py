@@ -3,7 +3,7 @@
 import contextlib
 import statistics
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, Literal
@@ -84,11 +84,11 @@ def measure_cell(
     """Measure one cell as [`measure_cells`] does; `progress` moves on by one for each probe and each round."""
     reasons: dict[Any, str | None] = {}
     probes: dict[Workload, Probe] = {}
-    turns: dict[Any, Callable[[], dict[str, float]]] = {}
+    turns: dict[Any, measurement.Turn] = {}
     limit = arguments.time_limit_s
     for workload in cell.workloads:
-        reasons[workload] = unsupported_reason(workload.model, workload.positions)
-        reasons[workload] = reasons[workload] or reason_from_shorter(earlier, workload, limit)
+        reason = unsupported_reason(workload.model, workload.positions)
+        reasons[workload] = reason or reason_from_shorter(earlier, workload, limit)
         if reasons[workload] is None:
             try:
                 probes[workload] = probe_step(workload, setting)
@@ -124,7 +124,7 @@ def reason_from_shorter(rows: Sequence[Mapping], workload: Workload, time_limit:
     return f"over {time_limit:g} s" if seconds > time_limit else None
 
 
-def prepare_turn(workload: Workload, setting: Setting, warmup: int) -> Callable[[], dict[str, float]]:
+def prepare_turn(workload: Workload, setting: Setting, warmup: int) -> measurement.Turn:
     """A step's turn, in a process of its own; but a device is slow to open and a model to compile for that."""
     measure = partial(measurement.median_times, warmup=warmup)
     if setting.device == "cpu" and not setting.compile:

@@ -256,10 +256,8 @@ def _split(part: Part, problem: Problem, arguments: TextArguments) -> tuple[Part
     """A training part and an evaluation part that is held out of it, and how."""
     labels = part.labels if problem.kind == SINGLE and part.labels else [0] * len(part.documents)
     counts = Counter(labels) if problem.kind == SINGLE else Counter()
-    if alone := [problem.labels[label] for label, count in counts.items() if count == 1]:
-        what = (
-            f"{part.source} has a single example of {format_names(alone)}, which cannot be both learned and held out"
-        )
+    if alone := format_names([problem.labels[label] for label, count in counts.items() if count == 1]):
+        what = f"{part.source} has a single example of {alone}, which cannot be both learned and held out"
         raise UserError(f"{what}; add examples, leave it out, or give --validation_file.")
     train, held, words = hold_out(labels, part.documents, arguments.validation_fraction, arguments.split_seed)
     if not held:

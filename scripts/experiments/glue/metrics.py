@@ -50,7 +50,6 @@ class GlueMetric(evaluate.Metric):
         return evaluate.MetricInfo(
             description="The metrics of one GLUE task.",
             citation="Wang et al., GLUE: A Multi-Task Benchmark and Analysis Platform, 2018",
-            inputs_description="Class numbers, or similarities for stsb.",
             features=datasets.Features({"predictions": value, "references": value}),
         )
 

@@ -53,7 +53,7 @@ class CorpusArguments:
     probabilities: list[float] | None = flag(
         None, "How often to draw from each of --datasets, then of --train_file; by default in proportion to the sizes."
     )
-    validation_fraction: float = flag(0.01, "Share of the documents to hold out without text to validate on.")
+    validation_fraction: float = flag(0.01, "Share of documents to hold out (0: none) without text to validate on.")
     document_unit: Literal["auto", "row", "blank_line", "file"] = flag(
         "auto",
         "What ends a document: its row, a blank row, its text file; auto: a blank row in text files, else its row.",
