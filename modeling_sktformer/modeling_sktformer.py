@@ -32,7 +32,7 @@ from transformers.modeling_outputs import (
 )
 from transformers.processing_utils import Unpack
 from transformers.pytorch_utils import apply_chunking_to_forward
-from transformers.utils.generic import can_return_tuple
+from transformers.utils.generic import ModelOutput, can_return_tuple
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .attention import SkeletonAttention
@@ -566,6 +566,70 @@ class SKTformerModel(SKTformerPreTrainedModel):
             )
 
 
+class SKTformerHeadModel(SKTformerPreTrainedModel):
+    """
+    An encoder with a head, whose class says what `labels` and `logits` are; all else is the same for every head.
+
+    A head defines `_score`, and where they are not the ones here, `_loss` and the tokens that it is asked about.
+    """
+
+    output_class: type[ModelOutput]
+    # Whether inputs have an axis of choices after the batch, `(batch_size, num_choices, ...)`.
+    takes_choices = False
+
+    def __init__(self, config: SKTformerConfig):
+        super().__init__(config)
+        self.num_labels = cast(int, config.num_labels)
+        self.sktformer = SKTformerModel(config)
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        **kwargs: Unpack[SKTformerKwargs],
+    ) -> ModelOutput:
+        """
+        Encode a batch and score it. Inputs, keywords and errors are those of [`SKTformerModel.forward`].
+
+        Returns:
+            The transformers output of the head, `MaskedLMOutput` and so on: `logits`, the `loss` if `labels` are
+            given, and `hidden_states` and `attentions` if they are asked for.
+        """
+        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        rows = self._flatten_choices(*inputs) if self.takes_choices else inputs
+        outputs = self.sktformer(*rows, return_dict=True, **kwargs)
+        hidden_states = outputs.last_hidden_state
+        if self.takes_choices:
+            batch_size = cast(torch.Tensor, input_ids if inputs_embeds is None else inputs_embeds).shape[0]
+            hidden_states = hidden_states.unflatten(0, (batch_size, -1))
+        hidden_states, labels = self._select_tokens(hidden_states, labels)
+        logits = self._score(hidden_states, attention_mask)
+        loss = None if labels is None else self._loss(logits, labels, kwargs.get("num_items_in_batch"))
+        return self.output_class(
+            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
+        )
+
+    def _flatten_choices(self, *inputs: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        """Make the choices of `(batch_size, num_choices, ...)` rows of the batch."""
+        return tuple(None if values is None else values.flatten(0, 1) for values in inputs)
+
+    def _select_tokens(
+        self, hidden_states: torch.Tensor, labels: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        return hidden_states, labels
+
+    def _score(self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
+        raise NotImplementedError
+
+    def _loss(self, logits: torch.Tensor, labels: torch.Tensor, num_items: torch.Tensor | int | None) -> torch.Tensor:
+        return cross_entropy(logits.flatten(0, -2), labels.flatten(), num_items)
+
+
 class SKTformerPredictionHead(nn.Module):
     """Transforms hidden states for the masked-LM decoder: linear, activation, layer norm."""
 
@@ -579,15 +643,21 @@ class SKTformerPredictionHead(nn.Module):
         return self.norm(self.activation(self.dense(hidden_states)))
 
 
-class SKTformerForMaskedLM(SKTformerPreTrainedModel):
-    """SKTformer with a masked language modelling head."""
+class SKTformerForMaskedLM(SKTformerHeadModel):
+    """
+    SKTformer with a masked language modelling head.
+
+    `labels` of shape `(batch_size, sequence_length)` are the tokens to predict, -100 where there is nothing to
+    predict. `logits` have shape `(batch_size, sequence_length, vocab_size)`; in training with labels and
+    `config.sparse_prediction` `(num_labelled_tokens, vocab_size)`.
+    """
 
     _auto_class = "AutoModelForMaskedLM"
     _tied_weights_keys = {"decoder.weight": "sktformer.embeddings.word_embeddings.weight"}
+    output_class = MaskedLMOutput
 
     def __init__(self, config: SKTformerConfig):
         super().__init__(config)
-        self.sktformer = SKTformerModel(config)
         self.head = SKTformerPredictionHead(config)
         self.decoder = nn.Linear(config.hidden_size, config.vocab_size)
         self.post_init()
@@ -598,41 +668,16 @@ class SKTformerForMaskedLM(SKTformerPreTrainedModel):
     def set_output_embeddings(self, new_embeddings: nn.Linear) -> None:
         self.decoder = new_embeddings
 
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        token_type_ids: torch.Tensor | None = None,
-        position_ids: torch.Tensor | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-        labels: torch.Tensor | None = None,
-        **kwargs: Unpack[SKTformerKwargs],
-    ) -> MaskedLMOutput:
-        """
-        Predict masked tokens. Inputs as in [`SKTformerModel.forward`].
+    def _select_tokens(
+        self, hidden_states: torch.Tensor, labels: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        if labels is None or not (self.training and self.config.sparse_prediction):
+            return hidden_states, labels
+        labelled = labels != IGNORE_INDEX
+        return hidden_states[labelled], labels[labelled]
 
-        Args:
-            labels (`torch.LongTensor` of shape `(batch_size, sequence_length)`, *optional*):
-                The tokens to predict, -100 where there is nothing to predict.
-
-        Returns:
-            `MaskedLMOutput` with `logits` of shape `(batch_size, sequence_length, vocab_size)`; in training with
-            labels and `config.sparse_prediction` of shape `(num_labelled_tokens, vocab_size)`.
-        """
-        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
-        outputs = self.sktformer(*inputs, return_dict=True, **kwargs)
-        hidden_states = outputs.last_hidden_state
-        if labels is not None and self.training and self.config.sparse_prediction:
-            labelled = labels != IGNORE_INDEX
-            hidden_states, labels = hidden_states[labelled], labels[labelled]
-        logits = self.decoder(self.head(hidden_states))
-        loss = None
-        if labels is not None:
-            loss = cross_entropy(logits.flatten(0, -2), labels.flatten(), kwargs.get("num_items_in_batch"))
-        return MaskedLMOutput(
-            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
-        )
+    def _score(self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
+        return self.decoder(self.head(hidden_states))
 
 
 class SKTformerClassificationHead(nn.Module):
@@ -656,102 +701,73 @@ class SKTformerClassificationHead(nn.Module):
 
 def classifier_dropout(config: SKTformerConfig) -> float:
     """Probability of the dropout before classifiers."""
-    given = config.classifier_dropout
-    return config.hidden_dropout_prob if given is None else given
+    return config.hidden_dropout_prob if config.classifier_dropout is None else config.classifier_dropout
 
 
-class SKTformerForSequenceClassification(SKTformerPreTrainedModel):
-    """SKTformer with a sequence classification or regression head."""
+class SKTformerForSequenceClassification(SKTformerHeadModel):
+    """
+    SKTformer with a sequence classification or regression head.
+
+    `logits` have shape `(batch_size, num_labels)`. `labels` are classes `(batch_size,)` or targets `(batch_size,
+    num_labels)`, see `config.problem_type`: one label is regression (mean squared error), integer labels are classes
+    (cross entropy), others a multi-label problem (binary cross entropy). Labels that do not fit are a `ValueError`.
+    """
 
     _auto_class = "AutoModelForSequenceClassification"
+    output_class = SequenceClassifierOutput
 
     def __init__(self, config: SKTformerConfig):
         super().__init__(config)
-        self.num_labels = cast(int, config.num_labels)
-        self.sktformer = SKTformerModel(config)
         self.classifier = SKTformerClassificationHead(config, self.num_labels)
         self.post_init()
 
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        token_type_ids: torch.Tensor | None = None,
-        position_ids: torch.Tensor | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-        labels: torch.Tensor | None = None,
-        **kwargs: Unpack[SKTformerKwargs],
-    ) -> SequenceClassifierOutput:
-        """
-        Classify sequences. Inputs as in [`SKTformerModel.forward`].
+    def _score(self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
+        return self.classifier(hidden_states, attention_mask)
 
-        Args:
-            labels (`torch.Tensor` of shape `(batch_size,)` or `(batch_size, num_labels)`, *optional*):
-                Classes or targets, see `config.problem_type`: one label is regression (mean squared error), integer
-                labels are classes (cross entropy), others a multi-label problem (binary cross entropy).
-
-        Returns:
-            `SequenceClassifierOutput` with `logits` of shape `(batch_size, num_labels)`.
-
-        Raises:
-            ValueError: if the labels do not fit the logits.
-        """
-        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
-        outputs = self.sktformer(*inputs, return_dict=True, **kwargs)
-        logits = self.classifier(outputs.last_hidden_state, attention_mask)
-        loss = None
-        if labels is not None:
-            problem_type = self.config.problem_type
-            loss = classification_loss(logits, labels, problem_type, kwargs.get("num_items_in_batch"))
-        return SequenceClassifierOutput(
-            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
-        )
+    def _loss(self, logits: torch.Tensor, labels: torch.Tensor, num_items: torch.Tensor | int | None) -> torch.Tensor:
+        return classification_loss(logits, labels, self.config.problem_type, num_items)
 
 
-class SKTformerForTokenClassification(SKTformerPreTrainedModel):
-    """SKTformer with a token classification head."""
+class SKTformerForTokenClassification(SKTformerHeadModel):
+    """
+    SKTformer with a token classification head.
+
+    `labels` of shape `(batch_size, sequence_length)` are classes, -100 where there is nothing to learn. `logits` have
+    shape `(batch_size, sequence_length, num_labels)`.
+    """
 
     _auto_class = "AutoModelForTokenClassification"
+    output_class = TokenClassifierOutput
 
     def __init__(self, config: SKTformerConfig):
         super().__init__(config)
-        self.num_labels = cast(int, config.num_labels)
-        self.sktformer = SKTformerModel(config)
         self.dropout = nn.Dropout(classifier_dropout(config))
         self.classifier = nn.Linear(config.hidden_size, self.num_labels)
         self.post_init()
 
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        token_type_ids: torch.Tensor | None = None,
-        position_ids: torch.Tensor | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-        labels: torch.Tensor | None = None,
-        **kwargs: Unpack[SKTformerKwargs],
-    ) -> TokenClassifierOutput:
-        """
-        Classify tokens. Inputs as in [`SKTformerModel.forward`].
+    def _score(self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
+        return self.classifier(self.dropout(hidden_states))
 
-        Args:
-            labels (`torch.LongTensor` of shape `(batch_size, sequence_length)`, *optional*):
-                Classes, -100 where there is nothing to learn.
 
-        Returns:
-            `TokenClassifierOutput` with `logits` of shape `(batch_size, sequence_length, num_labels)`.
-        """
-        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
-        outputs = self.sktformer(*inputs, return_dict=True, **kwargs)
-        logits = self.classifier(self.dropout(outputs.last_hidden_state))
-        loss = None
-        if labels is not None:
-            loss = cross_entropy(logits.flatten(0, 1), labels.flatten(), kwargs.get("num_items_in_batch"))
-        return TokenClassifierOutput(
-            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
-        )
+class SKTformerForMultipleChoice(SKTformerHeadModel):
+    """
+    SKTformer with a multiple choice head: scores each choice, a softmax picks one.
+
+    Inputs have an axis of choices after the batch: `(batch_size, num_choices, sequence_length)`. `labels` of shape
+    `(batch_size,)` are the indices of the right choices, `logits` have shape `(batch_size, num_choices)`.
+    """
+
+    _auto_class = "AutoModelForMultipleChoice"
+    output_class = MultipleChoiceModelOutput
+    takes_choices = True
+
+    def __init__(self, config: SKTformerConfig):
+        super().__init__(config)
+        self.classifier = SKTformerClassificationHead(config, 1)
+        self.post_init()
+
+    def _score(self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
+        return self.classifier(hidden_states, attention_mask).squeeze(-1)
 
 
 class SKTformerForQuestionAnswering(SKTformerPreTrainedModel):
@@ -779,7 +795,7 @@ class SKTformerForQuestionAnswering(SKTformerPreTrainedModel):
         **kwargs: Unpack[SKTformerKwargs],
     ) -> QuestionAnsweringModelOutput:
         """
-        Point at answers. Inputs as in [`SKTformerModel.forward`].
+        Point at answers. Inputs, keywords and errors are those of [`SKTformerModel.forward`].
 
         Args:
             start_positions, end_positions (`torch.LongTensor` of shape `(batch_size,)`, *optional*):
@@ -812,57 +828,6 @@ class SKTformerForQuestionAnswering(SKTformerPreTrainedModel):
 def _ignore_outside(positions: torch.Tensor, length: int) -> torch.Tensor:
     positions = positions.flatten()
     return positions.masked_fill((positions < 0) | (positions >= length), IGNORE_INDEX)
-
-
-class SKTformerForMultipleChoice(SKTformerPreTrainedModel):
-    """SKTformer with a multiple choice head: scores each choice, a softmax picks one."""
-
-    _auto_class = "AutoModelForMultipleChoice"
-
-    def __init__(self, config: SKTformerConfig):
-        super().__init__(config)
-        self.sktformer = SKTformerModel(config)
-        self.classifier = SKTformerClassificationHead(config, 1)
-        self.post_init()
-
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        token_type_ids: torch.Tensor | None = None,
-        position_ids: torch.Tensor | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-        labels: torch.Tensor | None = None,
-        **kwargs: Unpack[SKTformerKwargs],
-    ) -> MultipleChoiceModelOutput:
-        """
-        Choose between candidates. Inputs as in [`SKTformerModel.forward`] with an axis of choices after the batch:
-        `(batch_size, num_choices, sequence_length)`.
-
-        Args:
-            labels (`torch.LongTensor` of shape `(batch_size,)`, *optional*):
-                Index of the right choice.
-
-        Returns:
-            `MultipleChoiceModelOutput` with `logits` of shape `(batch_size, num_choices)`.
-        """
-        num_choices = cast(torch.Tensor, input_ids if inputs_embeds is None else inputs_embeds).shape[1]
-        inputs = flatten_choices(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
-        outputs = self.sktformer(*inputs, return_dict=True, **kwargs)
-        scores = self.classifier(outputs.last_hidden_state, inputs[1])
-        logits = scores.view(-1, num_choices)
-        loss = None
-        if labels is not None:
-            loss = cross_entropy(logits, labels, kwargs.get("num_items_in_batch"))
-        return MultipleChoiceModelOutput(
-            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
-        )
-
-
-def flatten_choices(*inputs: torch.Tensor | None) -> list[torch.Tensor | None]:
-    """Make the choices of `(batch_size, num_choices, ...)` rows of the batch: `(batch_size * num_choices, ...)`."""
-    return [None if values is None else values.flatten(0, 1) for values in inputs]
 
 
 __all__ = [

@@ -138,26 +138,22 @@ class TokenPlaces:
 
     def to_front(self, values: torch.Tensor | None) -> torch.Tensor | None:
         """Bring `(batch_size or 1, sequence_length, ...)` into the order of the ranks."""
-        if values is None:
-            return None
-        return _gather(values.expand(self.places.shape[0], *values.shape[1:]), self.places, 1)
+        return None if values is None else _take(values, self.places, 1)
 
     def restore(self, values: torch.Tensor, dim: int = 1) -> torch.Tensor:
         """Bring values whose axis `dim` is in the order of the ranks back to the input's order."""
-        return _gather(values, self.ranks, dim)
+        return _take(values, self.ranks, dim)
 
     def in_place(self) -> bool:
         """Whether all padding is on the right, so that nothing moves. Waits for the device."""
         return torch.equal(self.token_mask, self.token_mask.gather(1, self.ranks))
 
 
-def _gather(values: torch.Tensor, index: torch.Tensor, dim: int) -> torch.Tensor:
+def _take(values: torch.Tensor, index: torch.Tensor, dim: int) -> torch.Tensor:
     """Select along `dim` with an index `(batch_size, sequence_length)` that is the same for all other axes."""
     shape = [1] * values.dim()
     shape[0], shape[dim] = index.shape
-    size = list(values.shape)
-    size[dim] = index.shape[1]
-    return values.gather(dim, index.view(shape).expand(size))
+    return values.take_along_dim(index.view(shape), dim)
 
 
 def pool_tokens(hidden_states: torch.Tensor, attention_mask: torch.Tensor | None, pooling: str) -> torch.Tensor:
@@ -165,19 +161,19 @@ def pool_tokens(hidden_states: torch.Tensor, attention_mask: torch.Tensor | None
     Pool hidden states over real tokens, wherever the padding stands.
 
     Args:
-        hidden_states (`torch.Tensor` of shape `(batch_size, sequence_length, hidden_size)`): Hidden states.
-        attention_mask (`torch.Tensor` of shape `(batch_size, sequence_length)`, *optional*): 1 for real tokens.
+        hidden_states (`torch.Tensor` of shape `(..., sequence_length, hidden_size)`): Hidden states.
+        attention_mask (`torch.Tensor` of shape `(..., sequence_length)`, *optional*): 1 for real tokens.
         pooling (`str`): `"cls"` for the first real token, `"mean"` for the mean of all.
 
     Returns:
-        `torch.Tensor` of shape `(batch_size, hidden_size)`; zero for the mean of no token.
+        `torch.Tensor` of shape `(..., hidden_size)`; zero for the mean of no token.
     """
     if pooling == "mean":
         if attention_mask is None:
-            return hidden_states.mean(dim=1)
+            return hidden_states.mean(dim=-2)
         mask = attention_mask.bool().unsqueeze(-1)
-        return (hidden_states * mask).sum(dim=1) / mask.sum(dim=1).clamp(min=1)
+        return (hidden_states * mask).sum(dim=-2) / mask.sum(dim=-2).clamp(min=1)
     if attention_mask is None:
-        return hidden_states[:, 0]
-    first = attention_mask.bool().int().argmax(dim=1, keepdim=True)
-    return _gather(hidden_states, first, 1).squeeze(1)
+        return hidden_states[..., 0, :]
+    first = attention_mask.bool().int().argmax(dim=-1)
+    return hidden_states.take_along_dim(first[..., None, None], dim=-2).squeeze(-2)
