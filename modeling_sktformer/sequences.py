@@ -1,4 +1,8 @@
-"""Which tokens of a batch are real, where they stand, and which of them are landmarks: what all layers share."""
+"""
+Which tokens of a batch are real, where they stand, and which of them are landmarks: what all layers share.
+
+Letters in shapes: B batch, S tokens, N positions of the model, d hidden size, k landmark tokens of a sequence.
+"""
 
 import hashlib
 from typing import NamedTuple
@@ -12,11 +16,10 @@ class Sequences(NamedTuple):
 
     Attributes:
         length (`int`): Tokens S of the batch's sequences, padding included.
-        token_mask (`torch.BoolTensor` of shape `(batch_size, sequence_length)`, *optional*):
-            True at real tokens; `None`, as in what follows, if every token is real.
-        num_tokens (`torch.LongTensor` of shape `(batch_size,)`, *optional*): Real tokens n of each sequence.
-        column_scale (`torch.Tensor` of shape `(batch_size, 1, sequence_length)`, *optional*):
-            1 / sqrt(n) at real tokens and 0 at padding.
+        token_mask (`torch.BoolTensor` of shape `(B, S)`, *optional*): True at real tokens; `None`, as in what follows,
+            if every token is real.
+        num_tokens (`torch.LongTensor` of shape `(B,)`, *optional*): Real tokens n of each sequence.
+        column_scale (`torch.Tensor` of shape `(B, 1, S)`, *optional*): 1 / sqrt(n) at real tokens and 0 at padding.
     """
 
     length: int
@@ -26,7 +29,7 @@ class Sequences(NamedTuple):
 
     @classmethod
     def from_mask(cls, length: int, token_mask: torch.Tensor | None, dtype: torch.dtype) -> "Sequences":
-        """Of a mask `(batch_size, sequence_length)` whose real tokens stand in front, for states of a type."""
+        """Of a mask `(B, S)` whose real tokens stand in front, for states of a type."""
         if token_mask is None:
             return cls(length)
         num_tokens = token_mask.sum(dim=-1)
@@ -34,12 +37,12 @@ class Sequences(NamedTuple):
         return cls(length, token_mask, num_tokens, (token_mask * scale.unsqueeze(1)).unsqueeze(1))
 
     def scale_columns(self, columns: torch.Tensor) -> torch.Tensor:
-        """Columns `(batch_size, num_columns, sequence_length)` times 1 / sqrt(n), zero at padding."""
+        """Columns `(B, ., S)` times 1 / sqrt(n), zero at padding."""
         # Before sums over the tokens, which would overflow float16 on long inputs.
         return columns * (self.length**-0.5 if self.column_scale is None else self.column_scale)
 
     def zero_padding(self, states: torch.Tensor) -> torch.Tensor:
-        """States `(batch_size, sequence_length, hidden_size)` with zeros in the place of padding."""
+        """States `(B, S, d)` with zeros in the place of padding."""
         return states if self.token_mask is None else states * self.token_mask.unsqueeze(-1)
 
 
@@ -48,10 +51,9 @@ class Landmarks(NamedTuple):
     The landmark tokens of each sequence in one layer.
 
     Attributes:
-        positions (`torch.LongTensor` of shape `(num_landmarks,)` or `(batch_size, num_landmarks)`):
-            Where they stand, in sampled order; the same for all sequences without a mask.
-        mask (`torch.BoolTensor` of shape `(batch_size, num_landmarks)`, *optional*):
-            False where a short sequence has no further landmark.
+        positions (`torch.LongTensor` of shape `(k,)` or `(B, k)`): Where they stand, in sampled order; the same for all
+            sequences without a mask.
+        mask (`torch.BoolTensor` of shape `(B, k)`, *optional*): False where a short sequence has no further landmark.
     """
 
     positions: torch.Tensor
@@ -69,16 +71,8 @@ def select_landmarks(landmark_order: torch.Tensor, num_landmarks: int, sequences
     Select the landmarks of all layers: each sequence's first `num_landmarks` real tokens in a layer's sampled order.
 
     A sequence of N tokens gets the paper's uniform sample (Algorithm 1); a shorter one a uniform sample of its own
-    tokens, never of padding.
-
-    Args:
-        landmark_order (`torch.LongTensor` of shape `(num_layers, max_position_embeddings)`):
-            A permutation of the positions for each layer.
-        num_landmarks (`int`): Landmarks of a sequence that has that many tokens.
-        sequences ([`Sequences`]): The batch.
-
-    Returns:
-        `list` of [`Landmarks`], one for each layer, of `min(num_landmarks, sequence_length)` landmarks.
+    tokens, never of padding. `landmark_order` of shape `(num_layers, N)` holds a permutation of the positions for each
+    layer; returns [`Landmarks`] for each of them, k = min(`num_landmarks`, S).
     """
     num_landmarks = min(num_landmarks, sequences.length)
     num_positions = landmark_order.shape[1]
@@ -96,19 +90,10 @@ def select_landmarks(landmark_order: torch.Tensor, num_landmarks: int, sequences
 
 def draw_permutation(size: int, seed: int, layer_idx: int, name: str) -> torch.Tensor:
     """
-    Draw the order in which a layer samples its landmarks.
+    Draw the order in which a layer samples its landmarks: a permutation of `size` elements, on the CPU.
 
-    The draw depends on nothing but the arguments: no global generator is read or moved, so every process, rank and
-    run makes the same model.
-
-    Args:
-        size (`int`): Number of elements to permute.
-        seed (`int`): The model's `landmark_seed`.
-        layer_idx (`int`): The layer, each has a sample of its own.
-        name (`str`): What is drawn, so that two draws of a layer are independent.
-
-    Returns:
-        `torch.LongTensor` of shape `(size,)`, on the CPU.
+    The draw depends on nothing but the model's `landmark_seed`, the layer and the name of what is drawn, which make
+    draws independent: no global generator is read or moved, so every process, rank and run makes the same model.
     """
     digest = hashlib.sha256(f"{seed}/{layer_idx}/{name}".encode()).digest()
     generator = torch.Generator(device="cpu").manual_seed(int.from_bytes(digest[:8], "big") >> 1)
@@ -137,36 +122,33 @@ class TokenPlaces:
         return cls(mask)
 
     def to_front(self, values: torch.Tensor | None) -> torch.Tensor | None:
-        """Bring `(batch_size or 1, sequence_length, ...)` into the order of the ranks."""
-        return None if values is None else _take(values, self.places, 1)
+        """Bring `(B or 1, S, ...)` into the order of the ranks."""
+        if values is None:
+            return None
+        return _gather(values.expand(self.places.shape[0], *values.shape[1:]), self.places, 1)
 
     def restore(self, values: torch.Tensor, dim: int = 1) -> torch.Tensor:
         """Bring values whose axis `dim` is in the order of the ranks back to the input's order."""
-        return _take(values, self.ranks, dim)
+        return _gather(values, self.ranks, dim)
 
     def in_place(self) -> bool:
         """Whether all padding is on the right, so that nothing moves. Waits for the device."""
         return torch.equal(self.token_mask, self.token_mask.gather(1, self.ranks))
 
 
-def _take(values: torch.Tensor, index: torch.Tensor, dim: int) -> torch.Tensor:
-    """Select along `dim` with an index `(batch_size, sequence_length)` that is the same for all other axes."""
+def _gather(values: torch.Tensor, index: torch.Tensor, dim: int) -> torch.Tensor:
+    """Select along `dim` with an index `(B, S)` that is the same for all other axes."""
     shape = [1] * values.dim()
     shape[0], shape[dim] = index.shape
-    return values.take_along_dim(index.view(shape), dim)
+    return values.gather(dim, index.view(shape).expand_as(values))
 
 
 def pool_tokens(hidden_states: torch.Tensor, attention_mask: torch.Tensor | None, pooling: str) -> torch.Tensor:
     """
-    Pool hidden states over real tokens, wherever the padding stands.
+    Pool hidden states `(..., S, d)` over real tokens, 1 in a mask `(..., S)`, wherever the padding stands.
 
-    Args:
-        hidden_states (`torch.Tensor` of shape `(..., sequence_length, hidden_size)`): Hidden states.
-        attention_mask (`torch.Tensor` of shape `(..., sequence_length)`, *optional*): 1 for real tokens.
-        pooling (`str`): `"cls"` for the first real token, `"mean"` for the mean of all.
-
-    Returns:
-        `torch.Tensor` of shape `(..., hidden_size)`; zero for the mean of no token.
+    The `pooling` is `"cls"` for the first real token, `"mean"` for the mean of all, which is zero for none. Returns
+    `(..., d)`.
     """
     if pooling == "mean":
         if attention_mask is None:
@@ -176,4 +158,4 @@ def pool_tokens(hidden_states: torch.Tensor, attention_mask: torch.Tensor | None
     if attention_mask is None:
         return hidden_states[..., 0, :]
     first = attention_mask.bool().int().argmax(dim=-1)
-    return hidden_states.take_along_dim(first[..., None, None], dim=-2).squeeze(-2)
+    return hidden_states.gather(-2, first[..., None, None].expand_as(hidden_states[..., :1, :])).squeeze(-2)

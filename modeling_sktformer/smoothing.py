@@ -19,7 +19,7 @@ from transformers.utils.generic import maybe_autocast
 
 from .circle import Circle, add_folded_stem
 from .kernels import Dropout, is_plain
-from .lengthening import fit_filter, resize_filter
+from .lengthening import resize_filter, shorten_filter
 from .position_batch_norm import PositionBatchNorm
 from .sequences import Sequences
 
@@ -102,7 +102,7 @@ class FourierConvolution(nn.Module):
 
     def fitting_filter(self, circle: Circle) -> torch.Tensor:
         """The filter on the circle that the batch is convolved around."""
-        return fit_filter(self.filter, self.num_positions, circle.num_positions)
+        return shorten_filter(self.filter, self.num_positions, circle.num_positions)
 
     @torch.no_grad()
     def resize(self, new_num_positions: int) -> None:
