@@ -21,14 +21,7 @@ def combine_normalized(branches: Sequence[Any], projection: nn.Linear) -> torch.
     Compute the mean of the normalised branches, projected (Equation 2).
 
     In float32 outputs are within 1e-5 of the plain code's. Where the vectors nearly cancel each other, both lose the
-    digits that cancel, these one more.
-
-    Args:
-        branches (`Sequence` of [`~attention.Branch`]): What each branch combines, and its norm.
-        projection (`nn.Linear`): Of the output.
-
-    Returns:
-        `torch.Tensor` of shape `(batch_size, sequence_length, hidden_size)`.
+    digits that cancel, these one more. Takes one [`~attention.Branch`] or two; returns `(B, S, d)`.
     """
     num_branches = len(branches)
     normalized, maps, shifts = [], [], []

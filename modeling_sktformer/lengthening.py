@@ -10,7 +10,7 @@ import torch
 
 def short_transform_length(length: int, num_positions: int) -> int:
     """
-    Choose a transform that is long enough for inputs of `length` tokens S and shorter than the model's, if there is one.
+    Choose a transform that is long enough for inputs of `length` S and shorter than the model's, if there is one.
 
     Tokens of an input are at most S - 1 apart, so a circle of 2 S - 1 positions holds every lag between them. Lengths
     are 2^k and 3 * 2^k: transforms of such lengths are fast, and there are only two of them in each octave. Returns

@@ -74,6 +74,3 @@ class SKTformerForSequenceMatching(SKTformerHeadModel):
 
     def _loss(self, logits: torch.Tensor, labels: torch.Tensor, num_items: torch.Tensor | int | None) -> torch.Tensor:
         return classification_loss(logits, labels, self.config.problem_type, num_items)
-
-
-__all__ = ["SKTformerForSequenceMatching", "SKTformerMatchingHead"]

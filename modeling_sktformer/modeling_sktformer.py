@@ -158,9 +158,6 @@ class SKTformerEncoder(nn.Module):
 
     What all layers share is computed here, once: the landmarks, and how sequences are convolved. `landmark_order`
     holds a permutation of the positions for each layer, drawn when the model is made and saved with the weights.
-
-    Args:
-        config ([`SKTformerConfig`]): Sizes and switches.
     """
 
     landmark_order: torch.Tensor
@@ -182,23 +179,17 @@ class SKTformerEncoder(nn.Module):
         Draw a permutation of the positions for each layer: those of a new model, or with `new_num_positions` those
         that decide where new positions enter when a model is lengthened.
         """
-        config, name, size = self.config, "landmark_order", self.config.max_position_embeddings
+        name, size = "landmark_order", self.config.max_position_embeddings
         if new_num_positions is not None:
             # A name of its own: a draw that begins like the one that is resized would not be independent of it.
             name, size = f"landmark_order/{self.landmark_order.shape[1]}", new_num_positions
-        layers = range(config.num_hidden_layers)
-        return torch.stack([draw_permutation(size, config.landmark_seed, layer, name) for layer in layers])
+        layers = range(self.config.num_hidden_layers)
+        return torch.stack([draw_permutation(size, self.config.landmark_seed, layer, name) for layer in layers])
 
     def forward(self, hidden_states: torch.Tensor, token_mask: torch.Tensor | None) -> torch.Tensor:
         """
-        Args:
-            hidden_states (`torch.Tensor` of shape `(batch_size, sequence_length, hidden_size)`):
-                Embedded tokens; what stands at padding has no influence.
-            token_mask (`torch.BoolTensor` of shape `(batch_size, sequence_length)`, *optional*):
-                True at real tokens, which stand before the padding. By default every token is real.
-
-        Returns:
-            `torch.Tensor` of the shape of `hidden_states`.
+        Run the layers on embedded tokens `(B, S, d)`. The mask `(B, S)` is True at real tokens, which stand before the
+        padding; what stands at padding has no influence. By default every token is real.
         """
         batch_size, length, _ = hidden_states.shape
         sequences = Sequences.from_mask(length, token_mask, hidden_states.dtype)
@@ -211,7 +202,6 @@ class SKTformerEncoder(nn.Module):
             hidden_states = layer(hidden_states, sequences, circle, of_layer)
         return self.final_norm(hidden_states)
 
-    @torch.no_grad()
     def resize(self, new_num_positions: int) -> None:
         """Change the number of positions that landmarks are drawn from, see [`~lengthening.resize_order`]."""
         if self.config.use_token_attention:
@@ -368,13 +358,12 @@ class SKTformerPreTrainedModel(PreTrainedModel):
         configuration of its own, so that other models made from the same configuration object stay as they are.
 
         Inputs of at most half the smaller length keep their outputs (up to rounding): filters keep their lags
-        ([`~smoothing.resize_filter`]), position embeddings and batch norm keep their trained positions, and the
-        permutation of the positions keeps its order ([`~attention.resize_order`]). Longer inputs change: they reach
+        ([`~lengthening.resize_filter`]), position embeddings and batch norm keep their trained positions, and the
+        permutation of the positions keeps its order ([`~lengthening.resize_order`]). Longer inputs change: they reach
         around the old circle, which the new one does not close at the same place.
 
         Args:
-            new_num_position_embeddings (`int`):
-                The longest input wanted, in tokens.
+            new_num_position_embeddings (`int`): The longest input wanted, in tokens.
             extension (`str`, *optional*, defaults to `"tile"`):
                 What the position embeddings and the batch norm of new positions start from: `"tile"` repeats the
                 trained positions from the start, `"last"` repeats the last one.
@@ -394,15 +383,12 @@ class SKTformerPreTrainedModel(PreTrainedModel):
         extended = extend_positions(embeddings.weight, new_num_position_embeddings, extension)
         embeddings.weight = nn.Parameter(extended, requires_grad=embeddings.weight.requires_grad)
         embeddings.num_embeddings = new_num_position_embeddings
-        for module in self.modules():
-            if isinstance(module, FourierConvolution):
-                module.resize(new_num_position_embeddings)
-            elif isinstance(module, PositionBatchNorm):
-                module.resize(new_num_position_embeddings, extension)
-            elif isinstance(module, SKTformerEncoder):
-                module.resize(new_num_position_embeddings)
         shared_config = self.config
         for module in self.modules():
+            if isinstance(module, PositionBatchNorm):
+                module.resize(new_num_position_embeddings, extension)
+            elif isinstance(module, (FourierConvolution, SKTformerEncoder)):
+                module.resize(new_num_position_embeddings)
             if getattr(module, "config", None) is shared_config:
                 setattr(module, "config", resized_config)  # noqa: B010
         if tokenizer is not None:
@@ -434,13 +420,8 @@ class SKTformerModel(SKTformerPreTrainedModel):
 
     A sequence is its real tokens. They are moved to the front, in their order, before the stack, and what comes out
     goes back to their places. So padding on the left, on the right or in between is the same to the model and changes
-    no output at a real token; outputs at padding have no meaning.
-
-    Args:
-        config ([`SKTformerConfig`]): Sizes and switches.
-
-    Raises:
-        huggingface_hub.errors.StrictDataclassError: if the fields of the configuration do not fit together.
+    no output at a real token; outputs at padding have no meaning. A configuration whose fields do not fit together is
+    a `huggingface_hub.errors.StrictDataclassError`.
     """
 
     _auto_class = "AutoModel"
@@ -482,16 +463,14 @@ class SKTformerModel(SKTformerPreTrainedModel):
                 Which position embedding each token gets. By default its rank among the real tokens.
             inputs_embeds (`torch.Tensor` of shape `(batch_size, sequence_length, hidden_size)`, *optional*):
                 Embedded tokens instead of `input_ids`.
-            output_hidden_states (`bool`, *optional*):
-                Also return every layer's hidden states.
+            output_hidden_states (`bool`, *optional*): Also return every layer's hidden states.
             output_attentions (`bool`, *optional*):
                 Also return the token branch's attention matrices, each of shape
                 `(batch_size, num_heads, sequence_length, num_landmarks)`, and where these landmarks stand.
             output_feature_attentions (`bool`, *optional*):
                 Also return the feature branch's attention matrices, each of shape
                 `(batch_size, num_heads, head_dim, num_landmark_features)`.
-            return_dict (`bool`, *optional*):
-                Whether to return an output object (the default) or a tuple.
+            return_dict (`bool`, *optional*): Whether to return an output object (the default) or a tuple.
 
         Returns:
             [`SKTformerModelOutput`] with `last_hidden_state` of shape `(batch_size, sequence_length, hidden_size)`.
@@ -507,16 +486,12 @@ class SKTformerModel(SKTformerPreTrainedModel):
         inputs = cast(torch.Tensor, input_ids if inputs_embeds is None else inputs_embeds)
         self._check_inputs(inputs.shape[:2], attention_mask)
 
-        places = TokenPlaces.from_mask(attention_mask)
+        given = [input_ids, token_type_ids, position_ids, inputs_embeds]
+        places, token_mask = TokenPlaces.from_mask(attention_mask), None
         if places is not None:
-            input_ids = places.to_front(input_ids)
-            token_type_ids = places.to_front(token_type_ids)
-            position_ids = places.to_front(position_ids)
-            inputs_embeds = places.to_front(inputs_embeds)
-
-        hidden_states = self.embeddings(input_ids, token_type_ids, position_ids, inputs_embeds)
+            given, token_mask = [places.to_front(values) for values in given], places.token_mask
         kwargs["return_dict"] = True  # here; the configuration decides for the caller
-        outputs = self._encode(hidden_states, None if places is None else places.token_mask, **kwargs)
+        outputs = self._encode(self.embeddings(*given), token_mask, **kwargs)
         if outputs.get("attentions") and self.config.use_token_attention:
             outputs["landmark_positions"] = self._landmark_positions(inputs.shape[:2], places)
         if places is not None:
@@ -535,17 +510,14 @@ class SKTformerModel(SKTformerPreTrainedModel):
         return SKTformerModelOutput(last_hidden_state=self.encoder(hidden_states, token_mask))
 
     def _landmark_positions(self, shape: torch.Size, places: "TokenPlaces | None") -> tuple[torch.Tensor, ...]:
-        """Where the landmarks of every layer stand in the input, `(batch_size, num_landmarks)` each, -1 for none."""
+        """Where the landmarks of every layer stand in the input, `(B, k)` each, -1 for none."""
         batch_size, length = shape
-        mask = None if places is None else places.token_mask
-        sequences = Sequences.from_mask(length, mask, self.dtype)
+        sequences = Sequences.from_mask(length, None if places is None else places.token_mask, self.dtype)
         chosen = select_landmarks(self.encoder.landmark_order, self.config.num_landmark_tokens, sequences)
         if places is None:
-            return tuple(landmarks.positions.expand(batch_size, -1) for landmarks in chosen)
-        positions = [places.places.gather(1, landmarks.positions) for landmarks in chosen]
+            return tuple(positions.expand(batch_size, -1) for positions, _ in chosen)
         return tuple(
-            places_of_layer.masked_fill(~cast(torch.Tensor, landmarks.mask), -1)
-            for places_of_layer, landmarks in zip(positions, chosen, strict=True)
+            places.places.gather(1, positions).masked_fill(~cast(torch.Tensor, mask), -1) for positions, mask in chosen
         )
 
     def _check_inputs(self, shape: torch.Size, attention_mask: torch.Tensor | None) -> None:
@@ -828,14 +800,3 @@ class SKTformerForQuestionAnswering(SKTformerPreTrainedModel):
 def _ignore_outside(positions: torch.Tensor, length: int) -> torch.Tensor:
     positions = positions.flatten()
     return positions.masked_fill((positions < 0) | (positions >= length), IGNORE_INDEX)
-
-
-__all__ = [
-    "SKTformerForMaskedLM",
-    "SKTformerForMultipleChoice",
-    "SKTformerForQuestionAnswering",
-    "SKTformerForSequenceClassification",
-    "SKTformerForTokenClassification",
-    "SKTformerModel",
-    "SKTformerPreTrainedModel",
-]

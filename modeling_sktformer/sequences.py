@@ -51,8 +51,8 @@ class Landmarks(NamedTuple):
     The landmark tokens of each sequence in one layer.
 
     Attributes:
-        positions (`torch.LongTensor` of shape `(k,)` or `(B, k)`): Where they stand, in sampled order; the same for all
-            sequences without a mask.
+        positions (`torch.LongTensor` of shape `(k,)` or `(B, k)`): Where they stand, in sampled order; the same for
+            all sequences without a mask.
         mask (`torch.BoolTensor` of shape `(B, k)`, *optional*): False where a short sequence has no further landmark.
     """
 
