@@ -51,11 +51,6 @@ class Branch(NamedTuple):
     vectors: torch.Tensor  # (B, H, m / H, h)
     norm: nn.LayerNorm
 
-    @property
-    def num_coefficients(self) -> int:
-        """The coefficients m of a token in all heads."""
-        return self.vectors.shape[1] * self.vectors.shape[2]
-
     def block_diagonal(self) -> torch.Tensor:
         """The vectors of all heads as one block diagonal matrix for each sequence, `(B, m, d)`."""
         return torch.diag_embed(self.vectors.permute(0, 2, 3, 1), dim1=1, dim2=3).flatten(3).flatten(1, 2)

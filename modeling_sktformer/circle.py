@@ -114,31 +114,27 @@ def make_waves(
     after = lengths.unsqueeze(1) + steps  # (B or 1, P)
     before = (steps - reach).expand_as(after)
 
-    def turn(positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def turn(positions: torch.Tensor) -> torch.Tensor:
         # The product modulo N is exact, and the angle has all its digits.
         turns = positions.unsqueeze(-1) * frequencies % num_positions
         angles = turns.to(dtype) * (2 * math.pi / num_positions)
-        return angles.cos(), angles.sin()  # (..., F)
+        cos, sin = angles.cos(), angles.sin()
+        return torch.stack([cos, sin, -sin, cos], dim=-1).unflatten(-1, (2, 2))  # (..., F, 2, 2)
 
     # Every frequency but the first and, for an even N, the last stands for its negative too.
     single = (frequencies == 0) | (2 * frequencies == num_positions)
     share = 2 - single.to(dtype).unsqueeze(-1)
     analysis = synthesis = None
     if num_positions <= MAX_PRODUCT_POSITIONS:
-        cos, sin = turn(torch.arange(sequences.length, device=device))  # (S, F)
-        synthesis = torch.stack([cos, -sin], dim=-1) * share
-        analysis = torch.stack([torch.stack([cos, sin]), torch.stack([-sin, cos])]) / num_positions  # (2, 2, S, F)
-        analysis = analysis.permute(3, 0, 1, 2).contiguous()
-    tap_cos, tap_sin = turn(torch.arange(num_taps, device=device) - reach)  # (K, F)
-    shifts = torch.stack([torch.stack([tap_cos, tap_sin]), torch.stack([-tap_sin, tap_cos])])  # (2, 2, K, F)
-    end_cos, end_sin = turn(torch.cat([before, after], dim=1))
+        turned = turn(torch.arange(sequences.length, device=device))
+        analysis, synthesis = turned.permute(1, 2, 3, 0).contiguous() / num_positions, turned[..., 0] * share
     end_tokens = torch.cat([before + reach, after - reach], dim=1)
     is_token = (end_tokens >= 0) & (end_tokens < sequences.length)
     return Waves(
         analysis=analysis,
         synthesis=synthesis,
-        shifts=shifts.permute(3, 0, 1, 2).contiguous(),
-        ends=torch.stack([end_cos, -end_sin], dim=-1) * share,
+        shifts=turn(torch.arange(num_taps, device=device) - reach).permute(1, 2, 3, 0).contiguous(),
+        ends=turn(torch.cat([before, after], dim=1))[..., 0] * share,
         end_tokens=end_tokens.clamp(0, sequences.length - 1),
         end_signs=-is_token.to(dtype).unsqueeze(-1),
     )

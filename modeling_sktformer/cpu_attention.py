@@ -44,6 +44,6 @@ def combine_normalized(branches: Sequence[Any], projection: nn.Linear) -> torch.
 def takes_fewer_multiply_adds(branches: Sequence[Any], projection: nn.Linear) -> bool:
     """Whether [`combine_normalized`] takes fewer multiply-adds than norms and projection over the full width."""
     length, width = branches[0].coefficients.shape[-1], projection.out_features
-    sizes = [branch.num_coefficients for branch in branches]
+    sizes = [branch.vectors.shape[1:3].numel() for branch in branches]
     reduced = sum(length * size * (size + width) + size * width * (size + width) for size in sizes)
     return reduced < length * width * (sum(sizes) + width)

@@ -499,9 +499,7 @@ class SKTformerModel(SKTformerPreTrainedModel):
             for name, dim in (("hidden_states", 1), ("attentions", 2)):
                 captured = outputs.get(name)
                 if captured is not None and not places.in_place():
-                    outputs[name] = tuple(
-                        None if states is None else places.restore(states, dim) for states in captured
-                    )
+                    outputs[name] = tuple(places.restore(states, dim) for states in captured)
         return outputs
 
     @capture_outputs
@@ -542,12 +540,14 @@ class SKTformerHeadModel(SKTformerPreTrainedModel):
     """
     An encoder with a head, whose class says what `labels` and `logits` are; all else is the same for every head.
 
-    A head defines `_score`, and where they are not the ones here, `_loss` and the tokens that it is asked about.
+    A head defines `_score`, and `_loss` if it is not the one here.
     """
 
     output_class: type[ModelOutput]
     # Whether inputs have an axis of choices after the batch, `(batch_size, num_choices, ...)`.
     takes_choices = False
+    # Whether `config.sparse_prediction` is about this head: in training only labelled tokens are scored.
+    can_be_sparse = False
 
     def __init__(self, config: SKTformerConfig):
         super().__init__(config)
@@ -579,7 +579,9 @@ class SKTformerHeadModel(SKTformerPreTrainedModel):
         if self.takes_choices:
             batch_size = cast(torch.Tensor, input_ids if inputs_embeds is None else inputs_embeds).shape[0]
             hidden_states = hidden_states.unflatten(0, (batch_size, -1))
-        hidden_states, labels = self._select_tokens(hidden_states, labels)
+        if self.can_be_sparse and self.config.sparse_prediction and self.training and labels is not None:
+            labelled = labels != IGNORE_INDEX
+            hidden_states, labels = hidden_states[labelled], labels[labelled]
         logits = self._score(hidden_states, attention_mask)
         loss = None if labels is None else self._loss(logits, labels, kwargs.get("num_items_in_batch"))
         return self.output_class(
@@ -589,11 +591,6 @@ class SKTformerHeadModel(SKTformerPreTrainedModel):
     def _flatten_choices(self, *inputs: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         """Make the choices of `(batch_size, num_choices, ...)` rows of the batch."""
         return tuple(None if values is None else values.flatten(0, 1) for values in inputs)
-
-    def _select_tokens(
-        self, hidden_states: torch.Tensor, labels: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        return hidden_states, labels
 
     def _score(self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
         raise NotImplementedError
@@ -627,6 +624,7 @@ class SKTformerForMaskedLM(SKTformerHeadModel):
     _auto_class = "AutoModelForMaskedLM"
     _tied_weights_keys = {"decoder.weight": "sktformer.embeddings.word_embeddings.weight"}
     output_class = MaskedLMOutput
+    can_be_sparse = True
 
     def __init__(self, config: SKTformerConfig):
         super().__init__(config)
@@ -639,14 +637,6 @@ class SKTformerForMaskedLM(SKTformerHeadModel):
 
     def set_output_embeddings(self, new_embeddings: nn.Linear) -> None:
         self.decoder = new_embeddings
-
-    def _select_tokens(
-        self, hidden_states: torch.Tensor, labels: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        if labels is None or not (self.training and self.config.sparse_prediction):
-            return hidden_states, labels
-        labelled = labels != IGNORE_INDEX
-        return hidden_states[labelled], labels[labelled]
 
     def _score(self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
         return self.decoder(self.head(hidden_states))
@@ -785,9 +775,9 @@ class SKTformerForQuestionAnswering(SKTformerPreTrainedModel):
         start_logits, end_logits = logits.unbind(dim=-1)
         loss = None
         if start_positions is not None and end_positions is not None:
-            start_loss = cross_entropy(start_logits, _ignore_outside(start_positions, start_logits.shape[1]))
-            end_loss = cross_entropy(end_logits, _ignore_outside(end_positions, end_logits.shape[1]))
-            loss = (start_loss + end_loss) / 2
+            positions = torch.stack([start_positions.flatten(), end_positions.flatten()])
+            positions = positions.masked_fill((positions < 0) | (positions >= logits.shape[1]), IGNORE_INDEX)
+            loss = (cross_entropy(start_logits, positions[0]) + cross_entropy(end_logits, positions[1])) / 2
         return QuestionAnsweringModelOutput(
             loss=loss,
             start_logits=start_logits.contiguous(),
@@ -795,8 +785,3 @@ class SKTformerForQuestionAnswering(SKTformerPreTrainedModel):
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
         )
-
-
-def _ignore_outside(positions: torch.Tensor, length: int) -> torch.Tensor:
-    positions = positions.flatten()
-    return positions.masked_fill((positions < 0) | (positions >= length), IGNORE_INDEX)

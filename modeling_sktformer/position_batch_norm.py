@@ -72,12 +72,11 @@ class PositionBatchNorm(nn.Module):
     @torch.no_grad()
     def resize(self, new_num_positions: int, extension: str) -> None:
         """Change the number of positions, see [`extend_positions`]."""
-        for name in ("weight", "bias"):
-            parameter = getattr(self, name)
-            extended = extend_positions(parameter, new_num_positions, extension)
-            setattr(self, name, nn.Parameter(extended, requires_grad=parameter.requires_grad))
-        self.running_mean = extend_positions(self.running_mean, new_num_positions, extension)
-        self.running_var = extend_positions(self.running_var, new_num_positions, extension)
+        for name, values in [*self.named_parameters(), *self.named_buffers()]:
+            extended = extend_positions(values, new_num_positions, extension)
+            if isinstance(values, nn.Parameter):
+                extended = nn.Parameter(extended, requires_grad=values.requires_grad)
+            setattr(self, name, extended)
 
 
 def _is_recomputing() -> bool:

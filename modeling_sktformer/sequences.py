@@ -127,9 +127,9 @@ class TokenPlaces:
             return None
         return _gather(values.expand(self.places.shape[0], *values.shape[1:]), self.places, 1)
 
-    def restore(self, values: torch.Tensor, dim: int = 1) -> torch.Tensor:
+    def restore(self, values: torch.Tensor | None, dim: int = 1) -> torch.Tensor | None:
         """Bring values whose axis `dim` is in the order of the ranks back to the input's order."""
-        return _gather(values, self.ranks, dim)
+        return None if values is None else _gather(values, self.ranks, dim)
 
     def in_place(self) -> bool:
         """Whether all padding is on the right, so that nothing moves. Waits for the device."""
