@@ -150,10 +150,10 @@ class SkeletonAttention(nn.Module):
         token_attentions = feature_attentions = None
         if "tokens" in coefficients:
             branches.append(Attended(coefficients["tokens"], self.token_norm))
-        elif landmarks is not None:
+        elif landmarks is not None:  # Equation 3
             token_attentions = self.dropout(token_weights(coefficients["token_scores"], landmarks.mask)).mT
             branches.append(Branch(token_attentions.mT, coefficients["landmark_values"], self.token_norm))
-        if self.config.use_feature_attention:
+        if self.config.use_feature_attention:  # Equation 4
             feature_attentions = self.dropout(coefficients["feature_scores"].softmax(dim=2)).mT
             branches.append(Branch(coefficients["value_columns"], feature_attentions.mT, self.feature_norm))
         compute = choose_kernel("combine", self.config.kernels, branches, self.out_proj) or combine

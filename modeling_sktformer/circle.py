@@ -44,13 +44,10 @@ class Waves(NamedTuple):
 
 
 class Circle(NamedTuple):
-    """
-    What a batch is convolved around: `num_positions` N, and `waves` if products per frequency take fewer multiply-adds
-    than transforms and the short convolution.
-    """
+    """What a batch is convolved around."""
 
-    num_positions: int
-    waves: Waves | None = None
+    num_positions: int  # N
+    waves: Waves | None = None  # where they take fewer multiply-adds than transforms and the short convolution
 
 
 def choose_circle(config, batch_size: int, sequences: Sequences, dtype: torch.dtype, device: torch.device) -> Circle:

@@ -12,6 +12,7 @@ import copy
 import difflib
 import inspect
 import os
+from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypedDict, cast
@@ -165,9 +166,7 @@ class SKTformerEncoder(nn.Module):
     def __init__(self, config: SKTformerConfig):
         super().__init__()
         self.config = config
-        self.layers = nn.ModuleList(
-            [SKTformerLayer(config, layer_idx) for layer_idx in range(config.num_hidden_layers)]
-        )
+        self.layers = nn.ModuleList(SKTformerLayer(config, index) for index in range(config.num_hidden_layers))
         self.final_norm: nn.Module = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         if config.use_token_attention:
             # Drawn on the CPU and copied to wherever the model is being built, the meta device included.
@@ -217,6 +216,7 @@ class SKTformerPreTrainedModel(PreTrainedModel):
     config_class = SKTformerConfig
     base_model_prefix = "sktformer"
     supports_gradient_checkpointing = True
+    _input_embed_layer = "word_embeddings"
     _no_split_modules = ["SKTformerEmbeddings", "SKTformerLayer"]
     _can_compile_fullgraph = True
     # The classes that a checkpoint names for the Auto classes.
@@ -402,12 +402,14 @@ class SKTformerModelOutput(BaseModelOutput):
 
     Args:
         last_hidden_state (`torch.Tensor` of shape `(batch_size, sequence_length, hidden_size)`): Of every token.
-        hidden_states, attentions: As in `BaseModelOutput`, see [`SKTformerModel.forward`].
+        hidden_states (`tuple` of `torch.Tensor`, *optional*): As in `BaseModelOutput`.
+        attentions (`tuple` of `torch.Tensor`, *optional*):
+            The token branch's matrices, each `(batch_size, num_heads, sequence_length, num_landmarks)`.
         landmark_positions (`tuple` of `torch.LongTensor` of shape `(batch_size, num_landmarks)`, *optional*):
             With the attentions of each layer, the places in the input that their last axis stands for; -1 where a
             short sequence has no further landmark.
         feature_attentions (`tuple` of `torch.Tensor`, *optional*):
-            Of each layer, `(batch_size, num_heads, head_dim, num_landmark_features)`.
+            The feature branch's matrices, each `(batch_size, num_heads, head_dim, num_landmark_features)`.
     """
 
     landmark_positions: tuple[torch.Tensor, ...] | None = None
@@ -433,12 +435,6 @@ class SKTformerModel(SKTformerPreTrainedModel):
         self.gradient_checkpointing = False
         self.post_init()
 
-    def get_input_embeddings(self) -> nn.Embedding:
-        return self.embeddings.word_embeddings
-
-    def set_input_embeddings(self, value: nn.Module) -> None:
-        self.embeddings.word_embeddings = cast(nn.Embedding, value)
-
     @can_return_tuple
     def forward(
         self,
@@ -463,13 +459,8 @@ class SKTformerModel(SKTformerPreTrainedModel):
                 Which position embedding each token gets. By default its rank among the real tokens.
             inputs_embeds (`torch.Tensor` of shape `(batch_size, sequence_length, hidden_size)`, *optional*):
                 Embedded tokens instead of `input_ids`.
-            output_hidden_states (`bool`, *optional*): Also return every layer's hidden states.
-            output_attentions (`bool`, *optional*):
-                Also return the token branch's attention matrices, each of shape
-                `(batch_size, num_heads, sequence_length, num_landmarks)`, and where these landmarks stand.
-            output_feature_attentions (`bool`, *optional*):
-                Also return the feature branch's attention matrices, each of shape
-                `(batch_size, num_heads, head_dim, num_landmark_features)`.
+            output_hidden_states, output_attentions, output_feature_attentions (`bool`, *optional*):
+                Also return these of every layer, see [`SKTformerModelOutput`].
             return_dict (`bool`, *optional*): Whether to return an output object (the default) or a tuple.
 
         Returns:
@@ -599,19 +590,6 @@ class SKTformerHeadModel(SKTformerPreTrainedModel):
         return cross_entropy(logits.flatten(0, -2), labels.flatten(), num_items)
 
 
-class SKTformerPredictionHead(nn.Module):
-    """Transforms hidden states for the masked-LM decoder: linear, activation, layer norm."""
-
-    def __init__(self, config: SKTformerConfig):
-        super().__init__()
-        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
-        self.activation = ACT2FN[config.hidden_act]
-        self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-
-    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        return self.norm(self.activation(self.dense(hidden_states)))
-
-
 class SKTformerForMaskedLM(SKTformerHeadModel):
     """
     SKTformer with a masked language modelling head.
@@ -628,7 +606,9 @@ class SKTformerForMaskedLM(SKTformerHeadModel):
 
     def __init__(self, config: SKTformerConfig):
         super().__init__(config)
-        self.head = SKTformerPredictionHead(config)
+        dense = nn.Linear(config.hidden_size, config.hidden_size)
+        norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.head = nn.Sequential(OrderedDict(dense=dense, activation=ACT2FN[config.hidden_act], norm=norm))
         self.decoder = nn.Linear(config.hidden_size, config.vocab_size)
         self.post_init()
 

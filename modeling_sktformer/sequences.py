@@ -11,21 +11,12 @@ import torch
 
 
 class Sequences(NamedTuple):
-    """
-    The sequences of a batch, which all layers read. Real tokens stand before the padding.
+    """The sequences of a batch, which all layers read. Real tokens stand before the padding; if all are, no masks."""
 
-    Attributes:
-        length (`int`): Tokens S of the batch's sequences, padding included.
-        token_mask (`torch.BoolTensor` of shape `(B, S)`, *optional*): True at real tokens; `None`, as in what follows,
-            if every token is real.
-        num_tokens (`torch.LongTensor` of shape `(B,)`, *optional*): Real tokens n of each sequence.
-        column_scale (`torch.Tensor` of shape `(B, 1, S)`, *optional*): 1 / sqrt(n) at real tokens and 0 at padding.
-    """
-
-    length: int
-    token_mask: torch.Tensor | None = None
-    num_tokens: torch.Tensor | None = None
-    column_scale: torch.Tensor | None = None
+    length: int  # tokens S, padding included
+    token_mask: torch.Tensor | None = None  # True at real tokens, (B, S)
+    num_tokens: torch.Tensor | None = None  # real tokens n of each sequence, (B,)
+    column_scale: torch.Tensor | None = None  # 1 / sqrt(n) at real tokens and 0 at padding, (B, 1, S)
 
     @classmethod
     def from_mask(cls, length: int, token_mask: torch.Tensor | None, dtype: torch.dtype) -> "Sequences":
@@ -47,17 +38,10 @@ class Sequences(NamedTuple):
 
 
 class Landmarks(NamedTuple):
-    """
-    The landmark tokens of each sequence in one layer.
+    """The landmark tokens of each sequence in one layer; the same for all sequences without a mask."""
 
-    Attributes:
-        positions (`torch.LongTensor` of shape `(k,)` or `(B, k)`): Where they stand, in sampled order; the same for
-            all sequences without a mask.
-        mask (`torch.BoolTensor` of shape `(B, k)`, *optional*): False where a short sequence has no further landmark.
-    """
-
-    positions: torch.Tensor
-    mask: torch.Tensor | None
+    positions: torch.Tensor  # where they stand, in sampled order, (k,) or (B, k)
+    mask: torch.Tensor | None  # False where a short sequence has no further landmark, (B, k)
 
     def gather(self, states: torch.Tensor) -> torch.Tensor:
         """The states of the landmarks: `(B, S, d)` to `(B, k, d)`."""
