@@ -5,19 +5,8 @@ Importing this package registers the configuration, the models and the tokenizer
 `AutoModelForMaskedLM.from_pretrained(folder)` and the pipelines know them.
 """
 
-from transformers import (
-    AutoConfig,
-    AutoModel,
-    AutoModelForMaskedLM,
-    AutoModelForMultipleChoice,
-    AutoModelForNextSentencePrediction,
-    AutoModelForQuestionAnswering,
-    AutoModelForSequenceClassification,
-    AutoModelForTimeSeriesPrediction,
-    AutoModelForTokenClassification,
-    AutoTokenizer,
-    BertTokenizer,
-)
+import transformers
+from transformers import AutoConfig, AutoTokenizer, BertTokenizer
 
 from .configuration_sktformer import SKTformerConfig
 from .forecasting import SKTformerForPrediction
@@ -38,17 +27,17 @@ __version__ = "0.1.0"
 
 AutoConfig.register("sktformer", SKTformerConfig)
 AutoTokenizer.register(SKTformerConfig, BertTokenizer)
-for _auto_class, _model_class in (
-    (AutoModel, SKTformerModel),
-    (AutoModelForMaskedLM, SKTformerForMaskedLM),
-    (AutoModelForSequenceClassification, SKTformerForSequenceClassification),
-    (AutoModelForTokenClassification, SKTformerForTokenClassification),
-    (AutoModelForQuestionAnswering, SKTformerForQuestionAnswering),
-    (AutoModelForMultipleChoice, SKTformerForMultipleChoice),
-    (AutoModelForNextSentencePrediction, SKTformerForSequenceMatching),
-    (AutoModelForTimeSeriesPrediction, SKTformerForPrediction),
+for _model_class in (
+    SKTformerModel,
+    SKTformerForMaskedLM,
+    SKTformerForSequenceClassification,
+    SKTformerForTokenClassification,
+    SKTformerForQuestionAnswering,
+    SKTformerForMultipleChoice,
+    SKTformerForSequenceMatching,
+    SKTformerForPrediction,
 ):
-    _auto_class.register(SKTformerConfig, _model_class)
+    getattr(transformers, _model_class._auto_class).register(SKTformerConfig, _model_class)
 
 __all__ = [
     "SKTformerConfig",

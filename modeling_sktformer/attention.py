@@ -9,7 +9,7 @@ and values Q, K, V, sampled tokens I and sampled columns J, of a sequence of n t
     Equation 1 (replaced)    softmax(Q K^T / sqrt(h)) V, which Equation 3 is where every token is a landmark
     Equation 3 (tokens)      softmax(Q K_I^T / sqrt(h)) V_I
     Equation 4 (features)    V_J softmax(Q^T K_J / sqrt(n))^T
-    Equation 2 (both)        (LN_t(tokens) + LN_f(features)) / 2
+    Equation 2 (both)        (LN_t(tokens) + LN_f(features)) / 2, the listing's half of the equation's plain sum
 
 Both branches are linear in what few coefficients a token has: its weights of the landmarks and its sampled values. So
 they are computed from these coefficients, which are held with the tokens last, `(B, ., S)`: sums and softmaxes over
@@ -51,11 +51,6 @@ class Branch(NamedTuple):
     vectors: torch.Tensor  # (B, H, m / H, h)
     norm: nn.LayerNorm
 
-    @property
-    def num_coefficients(self) -> int:
-        """The coefficients m of a token in all heads."""
-        return self.vectors.shape[1] * self.vectors.shape[2]
-
     def block_diagonal(self) -> torch.Tensor:
         """The vectors of all heads as one block diagonal matrix for each sequence, `(B, m, d)`."""
         return torch.diag_embed(self.vectors.permute(0, 2, 3, 1), dim1=1, dim2=3).flatten(3).flatten(1, 2)
@@ -69,13 +64,12 @@ class Branch(NamedTuple):
 
 
 class Attended(NamedTuple):
-    """A [`Branch`] of which only the combinations are known, `(B, S, d)`, and its norm."""
+    """A [`Branch`] of which only the combinations are known."""
 
-    states: torch.Tensor
+    states: torch.Tensor  # (B, S, d)
     norm: nn.LayerNorm
 
     def context(self) -> torch.Tensor:
-        """The combinations, head beside head, `(B, S, d)`."""
         return self.states
 
 
@@ -83,15 +77,8 @@ def token_weights(scores: torch.Tensor, landmark_mask: torch.Tensor | None) -> t
     r"""
     Weigh the landmark tokens for every token: softmax(Q K_I^T / sqrt(h)) of Equation 3.
 
-    The text's column attention, the listing's row attention. The softmax over no landmark at all is zero.
-
-    Args:
-        scores (`torch.Tensor` of shape `(batch_size, num_heads, num_landmarks, sequence_length)`): K_I Q^T / sqrt(h).
-        landmark_mask (`torch.BoolTensor` of shape `(batch_size, num_landmarks)`, *optional*):
-            False where a sequence has no landmark.
-
-    Returns:
-        `torch.Tensor` of the shape of `scores`.
+    The text's column attention, the listing's row attention. The scores K_I Q^T / sqrt(h) and the result are of shape
+    `(B, H, k, S)`, the mask `(B, k)` is False where a sequence has no landmark. The softmax over none at all is zero.
     """
     if landmark_mask is None:
         return scores.softmax(dim=2)
@@ -102,14 +89,9 @@ def token_weights(scores: torch.Tensor, landmark_mask: torch.Tensor | None) -> t
 
 def combine(branches: Sequence[Branch | Attended], projection: nn.Module) -> torch.Tensor:
     """
-    Combine the branches: Equation 2, projected.
+    Combine the branches, one or both, and project them: Equation 2 with the listing's half, `(B, S, d)`.
 
-    Args:
-        branches (`Sequence` of [`Branch`] or [`Attended`]): One or both.
-        projection (`nn.Module`): Of the output.
-
-    Returns:
-        `torch.Tensor` of shape `(batch_size, sequence_length, hidden_size)`.
+    With one branch switched off it is the other's layer norm alone.
     """
     contexts = [branch.norm(branch.context()) for branch in branches]
     return projection(contexts[0] if len(contexts) == 1 else (contexts[0] + contexts[1]) / 2)
@@ -119,16 +101,9 @@ class SkeletonAttention(nn.Module):
     """
     Skeleton attention with its projections (Section 3.1, Algorithm 1).
 
-    The output is (LN_t(tokens) + LN_f(features)) / 2 over the full width, projected: the listing's half, where
-    Equation 2 has the plain sum. With one branch switched off it is the other's layer norm alone.
-
     The paper draws both samples once, when the model is made. They are part of the model, saved with the weights: a
     permutation of the positions, which the encoder holds for all layers, and `landmark_features`, a permutation of a
-    head's columns. The configured numbers of landmarks are taken from their front.
-
-    Args:
-        config ([`SKTformerConfig`]): Sizes, switches and the seed.
-        layer_idx (`int`): Index of the layer, each draws its own samples.
+    head's columns. The configured numbers of landmarks are taken from their front. Each layer draws its own.
     """
 
     landmark_features: torch.Tensor
@@ -160,16 +135,10 @@ class SkeletonAttention(nn.Module):
         self, hidden_states: torch.Tensor, sequences: Sequences, landmarks: Landmarks | None
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
         """
-        Args:
-            hidden_states (`torch.Tensor` of shape `(batch_size, sequence_length, hidden_size)`):
-                What queries, keys and values are read from.
-            sequences ([`Sequences`]): Which tokens are real.
-            landmarks ([`Landmarks`], *optional*): The landmark tokens, `None` if the token branch is off.
+        Attend from `(B, S, d)`; there are no landmarks if the token branch is off.
 
-        Returns:
-            `tuple`: the output of `hidden_states`' shape, and the attention matrices of both branches, of tokens
-            `(batch_size, num_heads, sequence_length, num_landmarks)` and of features `(batch_size, num_heads,
-            head_dim, num_landmark_features)`; `None` for a branch that is off and for what a fused kernel computes.
+        Returns the output of that shape, and the attention matrices of both branches, of tokens `(B, H, S, k)` and of
+        features `(B, H, h, s2)`: `None` for a branch that is off and for what a fused kernel computes.
         """
         # Few landmarks give a token fewer coefficients than it has columns: to read them takes less than to project.
         few = not self.config.use_token_attention or self.config.num_landmark_tokens < self.head_dim
@@ -181,10 +150,10 @@ class SkeletonAttention(nn.Module):
         token_attentions = feature_attentions = None
         if "tokens" in coefficients:
             branches.append(Attended(coefficients["tokens"], self.token_norm))
-        elif landmarks is not None:
+        elif landmarks is not None:  # Equation 3
             token_attentions = self.dropout(token_weights(coefficients["token_scores"], landmarks.mask)).mT
             branches.append(Branch(token_attentions.mT, coefficients["landmark_values"], self.token_norm))
-        if self.config.use_feature_attention:
+        if self.config.use_feature_attention:  # Equation 4
             feature_attentions = self.dropout(coefficients["feature_scores"].softmax(dim=2)).mT
             branches.append(Branch(coefficients["value_columns"], feature_attentions.mT, self.feature_norm))
         compute = choose_kernel("combine", self.config.kernels, branches, self.out_proj) or combine

@@ -33,36 +33,21 @@ MULTIPLY_ADDS_PER_VALUE = 64
 
 
 class Waves(NamedTuple):
-    """
-    What the transforms of all layers are products with.
+    """What the transforms of all layers are products with; the first two are `None` on long circles."""
 
-    Attributes:
-        analysis (`torch.Tensor` of shape `(F, 2, 2, S)`, *optional*):
-            To the spectrum's [[re, -im], [im, re]], over N; `None` on long circles.
-        synthesis (`torch.Tensor` of shape `(S, F, 2)`, *optional*): From [re, im] to positions; `None` likewise.
-        shifts (`torch.Tensor` of shape `(F, 2, 2, K)`): From [re, im] of a filter to those of its K shifted copies.
-        ends (`torch.Tensor` of shape `(B or 1, 2 P, F, 2)`):
-            As `synthesis`, to the P positions before a sequence and the P behind it.
-        end_tokens (`torch.LongTensor` of shape `(B or 1, 2 P)`): The sequence's first and last P tokens.
-        end_signs (`torch.Tensor` of shape `(B or 1, 2 P, 1)`): -1, and 0 where a short sequence has no such token.
-    """
-
-    analysis: torch.Tensor | None
-    synthesis: torch.Tensor | None
-    shifts: torch.Tensor
-    ends: torch.Tensor
-    end_tokens: torch.Tensor
-    end_signs: torch.Tensor
+    analysis: torch.Tensor | None  # to the spectrum's [[re, -im], [im, re]], over N: (F, 2, 2, S)
+    synthesis: torch.Tensor | None  # from [re, im] to positions: (S, F, 2)
+    shifts: torch.Tensor  # from [re, im] of a filter to those of its K shifted copies: (F, 2, 2, K)
+    ends: torch.Tensor  # as `synthesis`, to the P positions before a sequence and the P behind it: (B or 1, 2 P, F, 2)
+    end_tokens: torch.Tensor  # a sequence's first and last P tokens: (B or 1, 2 P)
+    end_signs: torch.Tensor  # -1, and 0 where a short sequence has no such token: (B or 1, 2 P, 1)
 
 
 class Circle(NamedTuple):
-    """
-    What a batch is convolved around: `num_positions` N, and `waves` if products per frequency take fewer multiply-adds
-    than transforms and the short convolution.
-    """
+    """What a batch is convolved around."""
 
-    num_positions: int
-    waves: Waves | None = None
+    num_positions: int  # N
+    waves: Waves | None = None  # where they take fewer multiply-adds than transforms and the short convolution
 
 
 def choose_circle(config, batch_size: int, sequences: Sequences, dtype: torch.dtype, device: torch.device) -> Circle:
@@ -70,17 +55,8 @@ def choose_circle(config, batch_size: int, sequences: Sequences, dtype: torch.dt
     Choose how a batch is convolved by counting multiply-adds: the length of the circle, and whether stems are folded.
 
     Inputs much shorter than the model's N are convolved around a shorter circle, to the same result up to rounding, so
-    that they cost about what they cost in a model made for their length ([`~lengthening.shorten_filter`]).
-
-    Args:
-        config ([`SKTformerConfig`]): Sizes.
-        batch_size (`int`): Sequences B.
-        sequences ([`Sequences`]): The batch.
-        dtype (`torch.dtype`): Of the filters.
-        device (`torch.device`): Of the hidden states.
-
-    Returns:
-        [`Circle`]
+    that they cost about what they cost in a model made for their length ([`~lengthening.shorten_filter`]). Waves are
+    made in the filters' dtype on the hidden states' device.
     """
     length, longest = sequences.length, config.max_position_embeddings
     if torch.compiler.is_compiling() or torch.jit.is_tracing():
@@ -100,9 +76,8 @@ def count_multiply_adds(config, batch_size: int, length: int, num_positions: int
     """
     Count what a layer's Fourier convolution and the stem's half that reads it take, around a circle.
 
-    Returns:
-        `tuple`: multiply-adds with the convolution of the columns, and with products per frequency, where a value that
-        is moved for the folded filter counts as many as a device does meanwhile.
+    Multiply-adds with the convolution of the columns, and with products per frequency, where a value that is moved for
+    the folded filter counts as many as a device does meanwhile.
     """
     width, taps, num_segments = config.hidden_size, config.conv_kernel_size, config.num_segments
 
@@ -136,31 +111,27 @@ def make_waves(
     after = lengths.unsqueeze(1) + steps  # (B or 1, P)
     before = (steps - reach).expand_as(after)
 
-    def turn(positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def turn(positions: torch.Tensor) -> torch.Tensor:
         # The product modulo N is exact, and the angle has all its digits.
         turns = positions.unsqueeze(-1) * frequencies % num_positions
         angles = turns.to(dtype) * (2 * math.pi / num_positions)
-        return angles.cos(), angles.sin()  # (..., F)
+        cos, sin = angles.cos(), angles.sin()
+        return torch.stack([cos, sin, -sin, cos], dim=-1).unflatten(-1, (2, 2))  # (..., F, 2, 2)
 
     # Every frequency but the first and, for an even N, the last stands for its negative too.
     single = (frequencies == 0) | (2 * frequencies == num_positions)
     share = 2 - single.to(dtype).unsqueeze(-1)
     analysis = synthesis = None
     if num_positions <= MAX_PRODUCT_POSITIONS:
-        cos, sin = turn(torch.arange(sequences.length, device=device))  # (S, F)
-        synthesis = torch.stack([cos, -sin], dim=-1) * share
-        analysis = torch.stack([torch.stack([cos, sin]), torch.stack([-sin, cos])]) / num_positions  # (2, 2, S, F)
-        analysis = analysis.permute(3, 0, 1, 2).contiguous()
-    tap_cos, tap_sin = turn(torch.arange(num_taps, device=device) - reach)  # (K, F)
-    shifts = torch.stack([torch.stack([tap_cos, tap_sin]), torch.stack([-tap_sin, tap_cos])])  # (2, 2, K, F)
-    end_cos, end_sin = turn(torch.cat([before, after], dim=1))
+        turned = turn(torch.arange(sequences.length, device=device))
+        analysis, synthesis = turned.permute(1, 2, 3, 0).contiguous() / num_positions, turned[..., 0] * share
     end_tokens = torch.cat([before + reach, after - reach], dim=1)
     is_token = (end_tokens >= 0) & (end_tokens < sequences.length)
     return Waves(
         analysis=analysis,
         synthesis=synthesis,
-        shifts=shifts.permute(3, 0, 1, 2).contiguous(),
-        ends=torch.stack([end_cos, -end_sin], dim=-1) * share,
+        shifts=turn(torch.arange(num_taps, device=device) - reach).permute(1, 2, 3, 0).contiguous(),
+        ends=turn(torch.cat([before, after], dim=1))[..., 0] * share,
         end_tokens=end_tokens.clamp(0, sequences.length - 1),
         end_signs=-is_token.to(dtype).unsqueeze(-1),
     )
@@ -175,18 +146,9 @@ def add_folded_stem(
     The product of each frequency wraps around the circle, where the convolution reads zeros; what it reads there is
     taken off again, exactly.
 
-    Args:
-        sums (`torch.Tensor` of shape `(batch_size, sequence_length, hidden_size)`): What to add to.
-        averages (`torch.Tensor` of shape `(batch_size, sequence_length, num_segments)`): Of the segments, zero at
-            padding.
-        filter (`torch.Tensor` of shape `(hidden_size, num_positions // 2 + 1, 2)`):
-            Real and imaginary part of each column's filter at each frequency.
-        weight (`torch.Tensor` of shape `(hidden_size, hidden_size, kernel_size)`):
-            Of the convolution, for the columns of the Fourier convolution.
-        circle ([`Circle`]): Of the batch, with waves.
-
-    Returns:
-        `torch.Tensor` of the shape of `sums`; what stands at padding has no meaning.
+    Adds to `(B, S, d)` what the segments' averages `(B, S, r)`, zero at padding, the filters `(d, F, 2)` and the
+    convolution's weight for the columns of the Fourier convolution `(d, d, K)` give around a circle with waves; what
+    stands at padding has no meaning.
     """
     waves, num_positions = circle.waves, circle.num_positions
     assert waves is not None

@@ -188,56 +188,32 @@ class SKTformerConfig(PreTrainedConfig):
         return self.hidden_size // self.num_attention_heads
 
     def validate_sizes(self):
-        """Check that every size is positive and every probability lies in [0, 1)."""
-        for name in (
-            "vocab_size",
-            "hidden_size",
-            "num_hidden_layers",
-            "num_attention_heads",
-            "intermediate_size",
-            "max_position_embeddings",
-            "type_vocab_size",
-            "num_segments",
-            "num_landmark_tokens",
-            "num_landmark_features",
-            "conv_kernel_size",
-        ):
-            if getattr(self, name) < 1:
-                raise ValueError(f"`{name}` must be at least 1, got {getattr(self, name)}.")
-        for name in (
-            "hidden_dropout_prob",
-            "attention_probs_dropout_prob",
-            "smoother_dropout_prob",
-            "classifier_dropout",
-        ):
+        """Check that every size is positive and fits the others, and that no other number is out of its range."""
+        for name, kind in SKTformerConfig.__annotations__.items():
             value = getattr(self, name)
-            if value is not None and not 0 <= value < 1:
+            is_size = kind is int and name not in ("landmark_seed", "num_harmonics")
+            if is_size and value < 1:
+                raise ValueError(f"`{name}` must be at least 1, got {value}.")
+            if "dropout" in name and value is not None and not 0 <= value < 1:
                 raise ValueError(f"`{name}` must be at least 0 and below 1, got {value}.")
-        for name in ("fourier_initializer_scale", "initializer_range", "layer_norm_eps"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"`{name}` must not be negative, got {getattr(self, name)}.")
+            if (name == "num_harmonics" or kind in (float, float | int)) and value < 0:
+                raise ValueError(f"`{name}` must not be negative, got {value}.")
         if self.pad_token_id is not None and not 0 <= self.pad_token_id < self.vocab_size:
             raise ValueError(
                 f"`pad_token_id` ({self.pad_token_id}) is not in the vocabulary of {self.vocab_size} tokens."
             )
-
-    def validate_divisibility(self):
-        """Check that heads and segments divide the width."""
         for name in ("num_attention_heads", "num_segments"):
-            divisor = getattr(self, name)
-            if divisor > 0 and self.hidden_size % divisor:
+            if self.hidden_size % getattr(self, name):
                 raise ValueError(
-                    f"`hidden_size` ({self.hidden_size}) is not divisible by `{name}` ({divisor}); choose another one."
+                    f"`hidden_size` ({self.hidden_size}) is not divisible by `{name}` ({getattr(self, name)}); choose "
+                    "another one."
                 )
-
-    def validate_landmarks(self):
-        """Check that no more landmarks are asked for than there are positions and columns to draw from."""
         if self.num_landmark_tokens > self.max_position_embeddings:
             raise ValueError(
                 f"`num_landmark_tokens` ({self.num_landmark_tokens}) is larger than `max_position_embeddings` "
                 f"({self.max_position_embeddings}): there are not as many positions to sample."
             )
-        if self.num_attention_heads > 0 and self.num_landmark_features > self.head_dim:
+        if self.num_landmark_features > self.head_dim:
             raise ValueError(
                 f"`num_landmark_features` ({self.num_landmark_features}) is larger than the width of a head "
                 f"({self.head_dim} = hidden_size / num_attention_heads): there are not as many columns to sample."
@@ -252,15 +228,3 @@ class SKTformerConfig(PreTrainedConfig):
                 "`use_token_attention` and `use_feature_attention` are both off, which leaves no attention; "
                 "switch at least one of them on."
             )
-
-    def validate_forecasting(self):
-        """Check the sizes of a forecaster."""
-        for name in ("context_length", "prediction_length", "num_input_channels"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"`{name}` must be at least 1, got {getattr(self, name)}.")
-        for name in ("num_harmonics", "scaling_epsilon", "decoder_initializer_scale"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"`{name}` must not be negative, got {getattr(self, name)}.")
-
-
-__all__ = ["SKTformerConfig"]

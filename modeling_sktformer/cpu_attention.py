@@ -21,14 +21,7 @@ def combine_normalized(branches: Sequence[Any], projection: nn.Linear) -> torch.
     Compute the mean of the normalised branches, projected (Equation 2).
 
     In float32 outputs are within 1e-5 of the plain code's. Where the vectors nearly cancel each other, both lose the
-    digits that cancel, these one more.
-
-    Args:
-        branches (`Sequence` of [`~attention.Branch`]): What each branch combines, and its norm.
-        projection (`nn.Linear`): Of the output.
-
-    Returns:
-        `torch.Tensor` of shape `(batch_size, sequence_length, hidden_size)`.
+    digits that cancel, these one more. Takes one [`~attention.Branch`] or two; returns `(B, S, d)`.
     """
     num_branches = len(branches)
     normalized, maps, shifts = [], [], []
@@ -51,6 +44,6 @@ def combine_normalized(branches: Sequence[Any], projection: nn.Linear) -> torch.
 def takes_fewer_multiply_adds(branches: Sequence[Any], projection: nn.Linear) -> bool:
     """Whether [`combine_normalized`] takes fewer multiply-adds than norms and projection over the full width."""
     length, width = branches[0].coefficients.shape[-1], projection.out_features
-    sizes = [branch.num_coefficients for branch in branches]
+    sizes = [branch.vectors.shape[1:3].numel() for branch in branches]
     reduced = sum(length * size * (size + width) + size * width * (size + width) for size in sizes)
     return reduced < length * width * (sum(sizes) + width)

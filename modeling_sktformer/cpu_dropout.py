@@ -12,14 +12,8 @@ def drop_values(inputs: torch.Tensor, probability: float) -> torch.Tensor:
     Zero each value with a probability and scale the others, so that the expectation is the input.
 
     PyTorch draws a number of 64 bits for each value; this reads four values' worth from it, so the probability is a
-    multiple of 2^-16 (0.1 becomes 0.100006). Numbers come from PyTorch's CPU generator and follow its seed.
-
-    Args:
-        inputs (`torch.Tensor`): Values on the CPU, of any shape.
-        probability (`float`): Of a value being dropped, between 0 and 1.
-
-    Returns:
-        `torch.Tensor` of the shape of `inputs`.
+    multiple of 2^-16 (0.1 becomes 0.100006). Numbers come from PyTorch's CPU generator and follow its seed. Takes
+    values on the CPU, of any shape.
     """
     num_dropped = min(round(probability * NUM_LEVELS), NUM_LEVELS - 1)
     # Empty as the inputs are, so that `torch.func.vmap` draws for each sample.

@@ -27,14 +27,7 @@ def is_plain(module: nn.Module, kind: type[nn.Module]) -> bool:
 
     Not so an adapter in its place, a module with a hook (pruning and weight norm compute the weight in one), one whose
     weight accelerate brings in when it is called, or one without bias; nor quantised and sharded weights, which know a
-    few operations of their own.
-
-    Args:
-        module (`nn.Module`): The module.
-        kind (`type`): The class that it has to be of, and not of a class derived from it.
-
-    Returns:
-        `bool`
+    few operations of their own. `kind` is the class that it has to be of, and not of a class derived from it.
     """
     hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
     return (
@@ -77,15 +70,9 @@ KERNELS: dict[str, tuple[Kernel, ...]] = {
 
 def choose_kernel(operation: str, mode: str, *inputs: Any) -> Callable[..., Any] | None:
     """
-    Choose what computes an operation.
+    Choose what computes an operation, a key of `KERNELS`, in the configuration's mode, `"auto"` or `"eager"`.
 
-    Args:
-        operation (`str`): A key of `KERNELS`.
-        mode (`"auto"` or `"eager"`): The configuration's `kernels`.
-        inputs: What the operation is called with.
-
-    Returns:
-        A function of `inputs`, or `None` for the plain code, which is what compilers and exporters always get.
+    Returns a function of `inputs`, or `None` for the plain code, which is what compilers and exporters always get.
     """
     if mode == "eager" or torch.compiler.is_compiling() or torch.jit.is_tracing():
         return None

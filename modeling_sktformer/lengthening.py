@@ -1,7 +1,8 @@
 """
 What happens to a trained model when it is made longer or shorter, and to its filters when inputs are short.
 
-Letters in shapes: N positions of the model, F = N // 2 + 1 frequencies, d hidden size.
+Letters in shapes: N positions of the model, N' of the circle or model wanted, F = N // 2 + 1 frequencies, F' likewise,
+d hidden size. Filters are of shape `(d, F, 2)`: real and imaginary part of each column's filter at each frequency.
 """
 
 import torch
@@ -9,17 +10,11 @@ import torch
 
 def short_transform_length(length: int, num_positions: int) -> int:
     """
-    Choose a transform that is long enough for inputs of `length` tokens and shorter than the model's, if there is one.
+    Choose a transform that is long enough for inputs of `length` S and shorter than the model's, if there is one.
 
     Tokens of an input are at most S - 1 apart, so a circle of 2 S - 1 positions holds every lag between them. Lengths
-    are 2^k and 3 * 2^k: transforms of such lengths are fast, and there are only two of them in each octave.
-
-    Args:
-        length (`int`): Tokens of the input, at least 1.
-        num_positions (`int`): Length N of the model's transform.
-
-    Returns:
-        `int`: The smallest such length that is at least `2 * length - 1`, or N where that is not below N.
+    are 2^k and 3 * 2^k: transforms of such lengths are fast, and there are only two of them in each octave. Returns
+    the smallest that is at least 2 S - 1, or N where that is not below N.
     """
     num_lags = 2 * length - 1
     power = 1 << (num_lags - 1).bit_length()
@@ -30,7 +25,7 @@ def short_transform_length(length: int, num_positions: int) -> int:
 
 def shorten_filter(filter: torch.Tensor, num_positions: int, new_num_positions: int) -> torch.Tensor:
     """
-    Take Fourier filters to a shorter circle on which short inputs are convolved as before.
+    Take Fourier filters from N positions to a circle of N' <= N on which short inputs are convolved as before.
 
     Equation 5 (Section 3.2) is a circular sum, y[t] = sum over s of k[(t - s) mod N] x[s], which reads no lag but
     -(S - 1) .. S - 1 for inputs of S tokens. The lags that fit into N' positions are kept as they are and the others
@@ -38,43 +33,24 @@ def shorten_filter(filter: torch.Tensor, num_positions: int, new_num_positions: 
     Unlike [`resize_filter`], which makes a filter to keep and splits or joins lag N / 2 for that, this is one step of
     a forward pass. Time O(d N log N), whatever the number of sequences.
 
-    Args:
-        filter (`torch.Tensor` of shape `(hidden_size, num_positions // 2 + 1, 2)`): The filters.
-        num_positions (`int`): Length N of the circle that `filter` belongs to.
-        new_num_positions (`int`): Length N' of the circle wanted, at most N.
-
-    Returns:
-        `torch.Tensor` of shape `(hidden_size, new_num_positions // 2 + 1, 2)`, in float32 at least.
+    Returns filters `(d, F', 2)` in float32 at least, or for N' = N those given.
     """
+    if new_num_positions == num_positions:
+        return filter
     kernel = _lag_values(filter.to(torch.promote_types(filter.dtype, torch.float32)), num_positions)  # (d, N)
     num_negative = new_num_positions // 2
     ahead, behind = kernel[:, : new_num_positions - num_negative], kernel[:, num_positions - num_negative :]
-    return torch.view_as_real(torch.fft.rfft(torch.cat([ahead, behind], dim=1)))  # (d, N' // 2 + 1, 2)
-
-
-def fit_filter(filter: torch.Tensor, num_positions: int, new_num_positions: int) -> torch.Tensor:
-    """The filters on a circle of at most N positions: as they are, or shortened ([`shorten_filter`])."""
-    if new_num_positions == num_positions:
-        return filter
-    return shorten_filter(filter, num_positions, new_num_positions)
+    return torch.view_as_real(torch.fft.rfft(torch.cat([ahead, behind], dim=1)))  # (d, F', 2)
 
 
 def resize_filter(filter: torch.Tensor, num_positions: int, new_num_positions: int) -> torch.Tensor:
     """
-    Take Fourier filters to another number of positions with their values at every lag kept.
+    Take Fourier filters from N to N' positions, `(d, F', 2)` in their dtype, with their values at every lag kept.
 
     The filter goes to the lag domain, where lags -N/2 .. N/2 keep their values, new lags are zero and lags that no
     longer fit are cropped, and comes back. For an even N the lag N/2 stands for both directions and is split half and
     half; shrinking adds the two halves again. Inputs of at most min(N, N') / 2 tokens, which do not wrap around
     either circle, are convolved as before.
-
-    Args:
-        filter (`torch.Tensor` of shape `(hidden_size, num_positions // 2 + 1, 2)`): The filters.
-        num_positions (`int`): Length N of the circle that `filter` belongs to.
-        new_num_positions (`int`): Length N' of the circle wanted.
-
-    Returns:
-        `torch.Tensor` of shape `(hidden_size, new_num_positions // 2 + 1, 2)`, in the dtype of `filter`.
     """
     kernel = _lag_values(filter.double(), num_positions)  # (d, N)
     half, new_half = num_positions // 2, new_num_positions // 2
@@ -89,24 +65,16 @@ def resize_filter(filter: torch.Tensor, num_positions: int, new_num_positions: i
 
 
 def _lag_values(filter: torch.Tensor, num_positions: int) -> torch.Tensor:
-    """The filters' values at lags 0 .. N - 1, where N - l stands for -l; `(hidden_size, num_positions)`."""
+    """The filters' values at lags 0 .. N - 1, where N - l stands for -l; `(d, N)`."""
     return torch.fft.irfft(torch.view_as_complex(filter.contiguous()), n=num_positions)
 
 
 def extend_positions(values: torch.Tensor, new_num_positions: int, extension: str) -> torch.Tensor:
     """
-    Fill new positions with what trained ones hold, or crop.
+    Crop what is stored for N positions, `(N, ...)` to `(N', ...)`, or fill new positions with what trained ones hold.
 
-    Args:
-        values (`torch.Tensor` of shape `(num_positions, ...)`): What is stored for each position.
-        new_num_positions (`int`): Number of positions wanted.
-        extension (`str`): `"tile"` repeats all trained positions from the start, `"last"` the last one of them.
-
-    Returns:
-        `torch.Tensor` of shape `(new_num_positions, ...)`.
-
-    Raises:
-        ValueError: for another `extension`.
+    The `extension` is `"tile"`, which repeats all trained positions from the start, or `"last"`, the last one of them;
+    a `ValueError` for another.
     """
     positions, num_positions = torch.arange(new_num_positions, device=values.device), values.shape[0]
     if extension == "tile":
@@ -123,14 +91,8 @@ def resize_order(order: torch.Tensor, new_size: int, fresh_order: torch.Tensor) 
     Landmarks are a sequence's first real tokens in this order and new positions lie behind the end of every sequence
     that fits the old size, so these sequences keep their landmarks.
 
-    Args:
-        order (`torch.LongTensor` of shape `(size,)`): A permutation of `0 .. size - 1`.
-        new_size (`int`): The size wanted.
-        fresh_order (`torch.LongTensor` of shape `(new_size,)`):
-            A uniform permutation of `0 .. new_size - 1`. It decides which ranks the new elements take.
-
-    Returns:
-        `torch.LongTensor` of shape `(new_size,)`.
+    `order` is a permutation of 0 .. N - 1; `fresh_order`, a uniform one of 0 .. N' - 1, decides which ranks the new
+    elements take. Returns a permutation of 0 .. N' - 1.
     """
     kept = order[order < new_size]
     resized = fresh_order.to(order.device, copy=True)

@@ -13,17 +13,9 @@ def cross_entropy(
     """
     Mean cross entropy over the labels that are not -100, in float32 at least; zero if there are none.
 
-    Args:
-        logits (`torch.Tensor` of shape `(num_items, num_classes)`):
-            Scores before the softmax.
-        labels (`torch.LongTensor` of shape `(num_items,)`):
-            Classes, -100 where there is nothing to learn.
-        num_items_in_batch (`torch.Tensor` or `int`, *optional*):
-            What to divide the sum by, as `Trainer` gives it with gradient accumulation. By default the number of
-            labels here.
-
-    Returns:
-        `torch.Tensor`: a scalar.
+    `logits` `(num_items, num_classes)` are scores before the softmax, `labels` `(num_items,)` classes. The sum is
+    divided by `num_items_in_batch`, as `Trainer` gives it with gradient accumulation, or else by the number of labels
+    here.
     """
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     labels = labels.to(logits.device)
@@ -38,25 +30,12 @@ def classification_loss(
     num_items_in_batch: torch.Tensor | int | None = None,
 ) -> torch.Tensor:
     """
-    Loss of a sequence classifier.
+    Loss of a sequence classifier with `logits` `(batch_size, num_labels)`; the divisor is as in [`cross_entropy`].
 
-    Args:
-        logits (`torch.Tensor` of shape `(batch_size, num_labels)`):
-            Scores.
-        labels (`torch.Tensor`):
-            Classes `(batch_size,)`, or targets of the shape of `logits` (one column may be left out).
-        problem_type (`str`, *optional*):
-            `"regression"` (mean squared error), `"single_label_classification"` (cross entropy) or
-            `"multi_label_classification"` (binary cross entropy). By default regression for one label, single-label
-            for integer labels, multi-label for others.
-        num_items_in_batch (`torch.Tensor` or `int`, *optional*):
-            What to divide the sum by, see [`cross_entropy`].
-
-    Returns:
-        `torch.Tensor`: a scalar.
-
-    Raises:
-        ValueError: if the labels do not fit the logits.
+    The `problem_type` is `"regression"` (mean squared error), `"single_label_classification"` (cross entropy) or
+    `"multi_label_classification"` (binary cross entropy). By default regression for one label, single-label for
+    integer labels, multi-label for others. `labels` are classes `(batch_size,)`, or targets of the shape of `logits`
+    (one column may be left out); a `ValueError` if they do not fit the logits.
     """
     num_labels = logits.shape[-1]
     if problem_type is None:

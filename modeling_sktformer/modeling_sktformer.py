@@ -12,6 +12,7 @@ import copy
 import difflib
 import inspect
 import os
+from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypedDict, cast
@@ -32,7 +33,7 @@ from transformers.modeling_outputs import (
 )
 from transformers.processing_utils import Unpack
 from transformers.pytorch_utils import apply_chunking_to_forward
-from transformers.utils.generic import can_return_tuple
+from transformers.utils.generic import ModelOutput, can_return_tuple
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .attention import SkeletonAttention
@@ -158,9 +159,6 @@ class SKTformerEncoder(nn.Module):
 
     What all layers share is computed here, once: the landmarks, and how sequences are convolved. `landmark_order`
     holds a permutation of the positions for each layer, drawn when the model is made and saved with the weights.
-
-    Args:
-        config ([`SKTformerConfig`]): Sizes and switches.
     """
 
     landmark_order: torch.Tensor
@@ -168,9 +166,7 @@ class SKTformerEncoder(nn.Module):
     def __init__(self, config: SKTformerConfig):
         super().__init__()
         self.config = config
-        self.layers = nn.ModuleList(
-            [SKTformerLayer(config, layer_idx) for layer_idx in range(config.num_hidden_layers)]
-        )
+        self.layers = nn.ModuleList(SKTformerLayer(config, index) for index in range(config.num_hidden_layers))
         self.final_norm: nn.Module = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         if config.use_token_attention:
             # Drawn on the CPU and copied to wherever the model is being built, the meta device included.
@@ -182,23 +178,17 @@ class SKTformerEncoder(nn.Module):
         Draw a permutation of the positions for each layer: those of a new model, or with `new_num_positions` those
         that decide where new positions enter when a model is lengthened.
         """
-        config, name, size = self.config, "landmark_order", self.config.max_position_embeddings
+        name, size = "landmark_order", self.config.max_position_embeddings
         if new_num_positions is not None:
             # A name of its own: a draw that begins like the one that is resized would not be independent of it.
             name, size = f"landmark_order/{self.landmark_order.shape[1]}", new_num_positions
-        layers = range(config.num_hidden_layers)
-        return torch.stack([draw_permutation(size, config.landmark_seed, layer, name) for layer in layers])
+        layers = range(self.config.num_hidden_layers)
+        return torch.stack([draw_permutation(size, self.config.landmark_seed, layer, name) for layer in layers])
 
     def forward(self, hidden_states: torch.Tensor, token_mask: torch.Tensor | None) -> torch.Tensor:
         """
-        Args:
-            hidden_states (`torch.Tensor` of shape `(batch_size, sequence_length, hidden_size)`):
-                Embedded tokens; what stands at padding has no influence.
-            token_mask (`torch.BoolTensor` of shape `(batch_size, sequence_length)`, *optional*):
-                True at real tokens, which stand before the padding. By default every token is real.
-
-        Returns:
-            `torch.Tensor` of the shape of `hidden_states`.
+        Run the layers on embedded tokens `(B, S, d)`. The mask `(B, S)` is True at real tokens, which stand before the
+        padding; what stands at padding has no influence. By default every token is real.
         """
         batch_size, length, _ = hidden_states.shape
         sequences = Sequences.from_mask(length, token_mask, hidden_states.dtype)
@@ -211,7 +201,6 @@ class SKTformerEncoder(nn.Module):
             hidden_states = layer(hidden_states, sequences, circle, of_layer)
         return self.final_norm(hidden_states)
 
-    @torch.no_grad()
     def resize(self, new_num_positions: int) -> None:
         """Change the number of positions that landmarks are drawn from, see [`~lengthening.resize_order`]."""
         if self.config.use_token_attention:
@@ -227,6 +216,7 @@ class SKTformerPreTrainedModel(PreTrainedModel):
     config_class = SKTformerConfig
     base_model_prefix = "sktformer"
     supports_gradient_checkpointing = True
+    _input_embed_layer = "word_embeddings"
     _no_split_modules = ["SKTformerEmbeddings", "SKTformerLayer"]
     _can_compile_fullgraph = True
     # The classes that a checkpoint names for the Auto classes.
@@ -368,13 +358,12 @@ class SKTformerPreTrainedModel(PreTrainedModel):
         configuration of its own, so that other models made from the same configuration object stay as they are.
 
         Inputs of at most half the smaller length keep their outputs (up to rounding): filters keep their lags
-        ([`~smoothing.resize_filter`]), position embeddings and batch norm keep their trained positions, and the
-        permutation of the positions keeps its order ([`~attention.resize_order`]). Longer inputs change: they reach
+        ([`~lengthening.resize_filter`]), position embeddings and batch norm keep their trained positions, and the
+        permutation of the positions keeps its order ([`~lengthening.resize_order`]). Longer inputs change: they reach
         around the old circle, which the new one does not close at the same place.
 
         Args:
-            new_num_position_embeddings (`int`):
-                The longest input wanted, in tokens.
+            new_num_position_embeddings (`int`): The longest input wanted, in tokens.
             extension (`str`, *optional*, defaults to `"tile"`):
                 What the position embeddings and the batch norm of new positions start from: `"tile"` repeats the
                 trained positions from the start, `"last"` repeats the last one.
@@ -394,15 +383,12 @@ class SKTformerPreTrainedModel(PreTrainedModel):
         extended = extend_positions(embeddings.weight, new_num_position_embeddings, extension)
         embeddings.weight = nn.Parameter(extended, requires_grad=embeddings.weight.requires_grad)
         embeddings.num_embeddings = new_num_position_embeddings
-        for module in self.modules():
-            if isinstance(module, FourierConvolution):
-                module.resize(new_num_position_embeddings)
-            elif isinstance(module, PositionBatchNorm):
-                module.resize(new_num_position_embeddings, extension)
-            elif isinstance(module, SKTformerEncoder):
-                module.resize(new_num_position_embeddings)
         shared_config = self.config
         for module in self.modules():
+            if isinstance(module, PositionBatchNorm):
+                module.resize(new_num_position_embeddings, extension)
+            elif isinstance(module, (FourierConvolution, SKTformerEncoder)):
+                module.resize(new_num_position_embeddings)
             if getattr(module, "config", None) is shared_config:
                 setattr(module, "config", resized_config)  # noqa: B010
         if tokenizer is not None:
@@ -416,12 +402,14 @@ class SKTformerModelOutput(BaseModelOutput):
 
     Args:
         last_hidden_state (`torch.Tensor` of shape `(batch_size, sequence_length, hidden_size)`): Of every token.
-        hidden_states, attentions: As in `BaseModelOutput`, see [`SKTformerModel.forward`].
+        hidden_states (`tuple` of `torch.Tensor`, *optional*): As in `BaseModelOutput`.
+        attentions (`tuple` of `torch.Tensor`, *optional*):
+            The token branch's matrices, each `(batch_size, num_heads, sequence_length, num_landmarks)`.
         landmark_positions (`tuple` of `torch.LongTensor` of shape `(batch_size, num_landmarks)`, *optional*):
             With the attentions of each layer, the places in the input that their last axis stands for; -1 where a
             short sequence has no further landmark.
         feature_attentions (`tuple` of `torch.Tensor`, *optional*):
-            Of each layer, `(batch_size, num_heads, head_dim, num_landmark_features)`.
+            The feature branch's matrices, each `(batch_size, num_heads, head_dim, num_landmark_features)`.
     """
 
     landmark_positions: tuple[torch.Tensor, ...] | None = None
@@ -434,13 +422,8 @@ class SKTformerModel(SKTformerPreTrainedModel):
 
     A sequence is its real tokens. They are moved to the front, in their order, before the stack, and what comes out
     goes back to their places. So padding on the left, on the right or in between is the same to the model and changes
-    no output at a real token; outputs at padding have no meaning.
-
-    Args:
-        config ([`SKTformerConfig`]): Sizes and switches.
-
-    Raises:
-        huggingface_hub.errors.StrictDataclassError: if the fields of the configuration do not fit together.
+    no output at a real token; outputs at padding have no meaning. A configuration whose fields do not fit together is
+    a `huggingface_hub.errors.StrictDataclassError`.
     """
 
     _auto_class = "AutoModel"
@@ -451,12 +434,6 @@ class SKTformerModel(SKTformerPreTrainedModel):
         self.encoder = SKTformerEncoder(config)
         self.gradient_checkpointing = False
         self.post_init()
-
-    def get_input_embeddings(self) -> nn.Embedding:
-        return self.embeddings.word_embeddings
-
-    def set_input_embeddings(self, value: nn.Module) -> None:
-        self.embeddings.word_embeddings = cast(nn.Embedding, value)
 
     @can_return_tuple
     def forward(
@@ -482,16 +459,9 @@ class SKTformerModel(SKTformerPreTrainedModel):
                 Which position embedding each token gets. By default its rank among the real tokens.
             inputs_embeds (`torch.Tensor` of shape `(batch_size, sequence_length, hidden_size)`, *optional*):
                 Embedded tokens instead of `input_ids`.
-            output_hidden_states (`bool`, *optional*):
-                Also return every layer's hidden states.
-            output_attentions (`bool`, *optional*):
-                Also return the token branch's attention matrices, each of shape
-                `(batch_size, num_heads, sequence_length, num_landmarks)`, and where these landmarks stand.
-            output_feature_attentions (`bool`, *optional*):
-                Also return the feature branch's attention matrices, each of shape
-                `(batch_size, num_heads, head_dim, num_landmark_features)`.
-            return_dict (`bool`, *optional*):
-                Whether to return an output object (the default) or a tuple.
+            output_hidden_states, output_attentions, output_feature_attentions (`bool`, *optional*):
+                Also return these of every layer, see [`SKTformerModelOutput`].
+            return_dict (`bool`, *optional*): Whether to return an output object (the default) or a tuple.
 
         Returns:
             [`SKTformerModelOutput`] with `last_hidden_state` of shape `(batch_size, sequence_length, hidden_size)`.
@@ -507,16 +477,12 @@ class SKTformerModel(SKTformerPreTrainedModel):
         inputs = cast(torch.Tensor, input_ids if inputs_embeds is None else inputs_embeds)
         self._check_inputs(inputs.shape[:2], attention_mask)
 
-        places = TokenPlaces.from_mask(attention_mask)
+        given = [input_ids, token_type_ids, position_ids, inputs_embeds]
+        places, token_mask = TokenPlaces.from_mask(attention_mask), None
         if places is not None:
-            input_ids = places.to_front(input_ids)
-            token_type_ids = places.to_front(token_type_ids)
-            position_ids = places.to_front(position_ids)
-            inputs_embeds = places.to_front(inputs_embeds)
-
-        hidden_states = self.embeddings(input_ids, token_type_ids, position_ids, inputs_embeds)
+            given, token_mask = [places.to_front(values) for values in given], places.token_mask
         kwargs["return_dict"] = True  # here; the configuration decides for the caller
-        outputs = self._encode(hidden_states, None if places is None else places.token_mask, **kwargs)
+        outputs = self._encode(self.embeddings(*given), token_mask, **kwargs)
         if outputs.get("attentions") and self.config.use_token_attention:
             outputs["landmark_positions"] = self._landmark_positions(inputs.shape[:2], places)
         if places is not None:
@@ -524,9 +490,7 @@ class SKTformerModel(SKTformerPreTrainedModel):
             for name, dim in (("hidden_states", 1), ("attentions", 2)):
                 captured = outputs.get(name)
                 if captured is not None and not places.in_place():
-                    outputs[name] = tuple(
-                        None if states is None else places.restore(states, dim) for states in captured
-                    )
+                    outputs[name] = tuple(places.restore(states, dim) for states in captured)
         return outputs
 
     @capture_outputs
@@ -535,17 +499,14 @@ class SKTformerModel(SKTformerPreTrainedModel):
         return SKTformerModelOutput(last_hidden_state=self.encoder(hidden_states, token_mask))
 
     def _landmark_positions(self, shape: torch.Size, places: "TokenPlaces | None") -> tuple[torch.Tensor, ...]:
-        """Where the landmarks of every layer stand in the input, `(batch_size, num_landmarks)` each, -1 for none."""
+        """Where the landmarks of every layer stand in the input, `(B, k)` each, -1 for none."""
         batch_size, length = shape
-        mask = None if places is None else places.token_mask
-        sequences = Sequences.from_mask(length, mask, self.dtype)
+        sequences = Sequences.from_mask(length, None if places is None else places.token_mask, self.dtype)
         chosen = select_landmarks(self.encoder.landmark_order, self.config.num_landmark_tokens, sequences)
         if places is None:
-            return tuple(landmarks.positions.expand(batch_size, -1) for landmarks in chosen)
-        positions = [places.places.gather(1, landmarks.positions) for landmarks in chosen]
+            return tuple(positions.expand(batch_size, -1) for positions, _ in chosen)
         return tuple(
-            places_of_layer.masked_fill(~cast(torch.Tensor, landmarks.mask), -1)
-            for places_of_layer, landmarks in zip(positions, chosen, strict=True)
+            places.places.gather(1, positions).masked_fill(~cast(torch.Tensor, mask), -1) for positions, mask in chosen
         )
 
     def _check_inputs(self, shape: torch.Size, attention_mask: torch.Tensor | None) -> None:
@@ -566,37 +527,23 @@ class SKTformerModel(SKTformerPreTrainedModel):
             )
 
 
-class SKTformerPredictionHead(nn.Module):
-    """Transforms hidden states for the masked-LM decoder: linear, activation, layer norm."""
+class SKTformerHeadModel(SKTformerPreTrainedModel):
+    """
+    An encoder with a head, whose class says what `labels` and `logits` are; all else is the same for every head.
 
-    def __init__(self, config: SKTformerConfig):
-        super().__init__()
-        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
-        self.activation = ACT2FN[config.hidden_act]
-        self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+    A head defines `_score`, and `_loss` if it is not the one here.
+    """
 
-    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        return self.norm(self.activation(self.dense(hidden_states)))
-
-
-class SKTformerForMaskedLM(SKTformerPreTrainedModel):
-    """SKTformer with a masked language modelling head."""
-
-    _auto_class = "AutoModelForMaskedLM"
-    _tied_weights_keys = {"decoder.weight": "sktformer.embeddings.word_embeddings.weight"}
+    output_class: type[ModelOutput]
+    # Whether inputs have an axis of choices after the batch, `(batch_size, num_choices, ...)`.
+    takes_choices = False
+    # Whether `config.sparse_prediction` is about this head: in training only labelled tokens are scored.
+    can_be_sparse = False
 
     def __init__(self, config: SKTformerConfig):
         super().__init__(config)
+        self.num_labels = cast(int, config.num_labels)
         self.sktformer = SKTformerModel(config)
-        self.head = SKTformerPredictionHead(config)
-        self.decoder = nn.Linear(config.hidden_size, config.vocab_size)
-        self.post_init()
-
-    def get_output_embeddings(self) -> nn.Linear:
-        return self.decoder
-
-    def set_output_embeddings(self, new_embeddings: nn.Linear) -> None:
-        self.decoder = new_embeddings
 
     @can_return_tuple
     def forward(
@@ -608,31 +555,71 @@ class SKTformerForMaskedLM(SKTformerPreTrainedModel):
         inputs_embeds: torch.Tensor | None = None,
         labels: torch.Tensor | None = None,
         **kwargs: Unpack[SKTformerKwargs],
-    ) -> MaskedLMOutput:
+    ) -> ModelOutput:
         """
-        Predict masked tokens. Inputs as in [`SKTformerModel.forward`].
-
-        Args:
-            labels (`torch.LongTensor` of shape `(batch_size, sequence_length)`, *optional*):
-                The tokens to predict, -100 where there is nothing to predict.
+        Encode a batch and score it. Inputs, keywords and errors are those of [`SKTformerModel.forward`].
 
         Returns:
-            `MaskedLMOutput` with `logits` of shape `(batch_size, sequence_length, vocab_size)`; in training with
-            labels and `config.sparse_prediction` of shape `(num_labelled_tokens, vocab_size)`.
+            The transformers output of the head, `MaskedLMOutput` and so on: `logits`, the `loss` if `labels` are
+            given, and `hidden_states` and `attentions` if they are asked for.
         """
         inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
-        outputs = self.sktformer(*inputs, return_dict=True, **kwargs)
+        rows = self._flatten_choices(*inputs) if self.takes_choices else inputs
+        outputs = self.sktformer(*rows, return_dict=True, **kwargs)
         hidden_states = outputs.last_hidden_state
-        if labels is not None and self.training and self.config.sparse_prediction:
+        if self.takes_choices:
+            batch_size = cast(torch.Tensor, input_ids if inputs_embeds is None else inputs_embeds).shape[0]
+            hidden_states = hidden_states.unflatten(0, (batch_size, -1))
+        if self.can_be_sparse and self.config.sparse_prediction and self.training and labels is not None:
             labelled = labels != IGNORE_INDEX
             hidden_states, labels = hidden_states[labelled], labels[labelled]
-        logits = self.decoder(self.head(hidden_states))
-        loss = None
-        if labels is not None:
-            loss = cross_entropy(logits.flatten(0, -2), labels.flatten(), kwargs.get("num_items_in_batch"))
-        return MaskedLMOutput(
+        logits = self._score(hidden_states, attention_mask)
+        loss = None if labels is None else self._loss(logits, labels, kwargs.get("num_items_in_batch"))
+        return self.output_class(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
         )
+
+    def _flatten_choices(self, *inputs: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        """Make the choices of `(batch_size, num_choices, ...)` rows of the batch."""
+        return tuple(None if values is None else values.flatten(0, 1) for values in inputs)
+
+    def _score(self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
+        raise NotImplementedError
+
+    def _loss(self, logits: torch.Tensor, labels: torch.Tensor, num_items: torch.Tensor | int | None) -> torch.Tensor:
+        return cross_entropy(logits.flatten(0, -2), labels.flatten(), num_items)
+
+
+class SKTformerForMaskedLM(SKTformerHeadModel):
+    """
+    SKTformer with a masked language modelling head.
+
+    `labels` of shape `(batch_size, sequence_length)` are the tokens to predict, -100 where there is nothing to
+    predict. `logits` have shape `(batch_size, sequence_length, vocab_size)`; in training with labels and
+    `config.sparse_prediction` `(num_labelled_tokens, vocab_size)`.
+    """
+
+    _auto_class = "AutoModelForMaskedLM"
+    _tied_weights_keys = {"decoder.weight": "sktformer.embeddings.word_embeddings.weight"}
+    output_class = MaskedLMOutput
+    can_be_sparse = True
+
+    def __init__(self, config: SKTformerConfig):
+        super().__init__(config)
+        dense = nn.Linear(config.hidden_size, config.hidden_size)
+        norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.head = nn.Sequential(OrderedDict(dense=dense, activation=ACT2FN[config.hidden_act], norm=norm))
+        self.decoder = nn.Linear(config.hidden_size, config.vocab_size)
+        self.post_init()
+
+    def get_output_embeddings(self) -> nn.Linear:
+        return self.decoder
+
+    def set_output_embeddings(self, new_embeddings: nn.Linear) -> None:
+        self.decoder = new_embeddings
+
+    def _score(self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
+        return self.decoder(self.head(hidden_states))
 
 
 class SKTformerClassificationHead(nn.Module):
@@ -656,102 +643,73 @@ class SKTformerClassificationHead(nn.Module):
 
 def classifier_dropout(config: SKTformerConfig) -> float:
     """Probability of the dropout before classifiers."""
-    given = config.classifier_dropout
-    return config.hidden_dropout_prob if given is None else given
+    return config.hidden_dropout_prob if config.classifier_dropout is None else config.classifier_dropout
 
 
-class SKTformerForSequenceClassification(SKTformerPreTrainedModel):
-    """SKTformer with a sequence classification or regression head."""
+class SKTformerForSequenceClassification(SKTformerHeadModel):
+    """
+    SKTformer with a sequence classification or regression head.
+
+    `logits` have shape `(batch_size, num_labels)`. `labels` are classes `(batch_size,)` or targets `(batch_size,
+    num_labels)`, see `config.problem_type`: one label is regression (mean squared error), integer labels are classes
+    (cross entropy), others a multi-label problem (binary cross entropy). Labels that do not fit are a `ValueError`.
+    """
 
     _auto_class = "AutoModelForSequenceClassification"
+    output_class = SequenceClassifierOutput
 
     def __init__(self, config: SKTformerConfig):
         super().__init__(config)
-        self.num_labels = cast(int, config.num_labels)
-        self.sktformer = SKTformerModel(config)
         self.classifier = SKTformerClassificationHead(config, self.num_labels)
         self.post_init()
 
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        token_type_ids: torch.Tensor | None = None,
-        position_ids: torch.Tensor | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-        labels: torch.Tensor | None = None,
-        **kwargs: Unpack[SKTformerKwargs],
-    ) -> SequenceClassifierOutput:
-        """
-        Classify sequences. Inputs as in [`SKTformerModel.forward`].
+    def _score(self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
+        return self.classifier(hidden_states, attention_mask)
 
-        Args:
-            labels (`torch.Tensor` of shape `(batch_size,)` or `(batch_size, num_labels)`, *optional*):
-                Classes or targets, see `config.problem_type`: one label is regression (mean squared error), integer
-                labels are classes (cross entropy), others a multi-label problem (binary cross entropy).
-
-        Returns:
-            `SequenceClassifierOutput` with `logits` of shape `(batch_size, num_labels)`.
-
-        Raises:
-            ValueError: if the labels do not fit the logits.
-        """
-        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
-        outputs = self.sktformer(*inputs, return_dict=True, **kwargs)
-        logits = self.classifier(outputs.last_hidden_state, attention_mask)
-        loss = None
-        if labels is not None:
-            problem_type = self.config.problem_type
-            loss = classification_loss(logits, labels, problem_type, kwargs.get("num_items_in_batch"))
-        return SequenceClassifierOutput(
-            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
-        )
+    def _loss(self, logits: torch.Tensor, labels: torch.Tensor, num_items: torch.Tensor | int | None) -> torch.Tensor:
+        return classification_loss(logits, labels, self.config.problem_type, num_items)
 
 
-class SKTformerForTokenClassification(SKTformerPreTrainedModel):
-    """SKTformer with a token classification head."""
+class SKTformerForTokenClassification(SKTformerHeadModel):
+    """
+    SKTformer with a token classification head.
+
+    `labels` of shape `(batch_size, sequence_length)` are classes, -100 where there is nothing to learn. `logits` have
+    shape `(batch_size, sequence_length, num_labels)`.
+    """
 
     _auto_class = "AutoModelForTokenClassification"
+    output_class = TokenClassifierOutput
 
     def __init__(self, config: SKTformerConfig):
         super().__init__(config)
-        self.num_labels = cast(int, config.num_labels)
-        self.sktformer = SKTformerModel(config)
         self.dropout = nn.Dropout(classifier_dropout(config))
         self.classifier = nn.Linear(config.hidden_size, self.num_labels)
         self.post_init()
 
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        token_type_ids: torch.Tensor | None = None,
-        position_ids: torch.Tensor | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-        labels: torch.Tensor | None = None,
-        **kwargs: Unpack[SKTformerKwargs],
-    ) -> TokenClassifierOutput:
-        """
-        Classify tokens. Inputs as in [`SKTformerModel.forward`].
+    def _score(self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
+        return self.classifier(self.dropout(hidden_states))
 
-        Args:
-            labels (`torch.LongTensor` of shape `(batch_size, sequence_length)`, *optional*):
-                Classes, -100 where there is nothing to learn.
 
-        Returns:
-            `TokenClassifierOutput` with `logits` of shape `(batch_size, sequence_length, num_labels)`.
-        """
-        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
-        outputs = self.sktformer(*inputs, return_dict=True, **kwargs)
-        logits = self.classifier(self.dropout(outputs.last_hidden_state))
-        loss = None
-        if labels is not None:
-            loss = cross_entropy(logits.flatten(0, 1), labels.flatten(), kwargs.get("num_items_in_batch"))
-        return TokenClassifierOutput(
-            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
-        )
+class SKTformerForMultipleChoice(SKTformerHeadModel):
+    """
+    SKTformer with a multiple choice head: scores each choice, a softmax picks one.
+
+    Inputs have an axis of choices after the batch: `(batch_size, num_choices, sequence_length)`. `labels` of shape
+    `(batch_size,)` are the indices of the right choices, `logits` have shape `(batch_size, num_choices)`.
+    """
+
+    _auto_class = "AutoModelForMultipleChoice"
+    output_class = MultipleChoiceModelOutput
+    takes_choices = True
+
+    def __init__(self, config: SKTformerConfig):
+        super().__init__(config)
+        self.classifier = SKTformerClassificationHead(config, 1)
+        self.post_init()
+
+    def _score(self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
+        return self.classifier(hidden_states, attention_mask).squeeze(-1)
 
 
 class SKTformerForQuestionAnswering(SKTformerPreTrainedModel):
@@ -779,7 +737,7 @@ class SKTformerForQuestionAnswering(SKTformerPreTrainedModel):
         **kwargs: Unpack[SKTformerKwargs],
     ) -> QuestionAnsweringModelOutput:
         """
-        Point at answers. Inputs as in [`SKTformerModel.forward`].
+        Point at answers. Inputs, keywords and errors are those of [`SKTformerModel.forward`].
 
         Args:
             start_positions, end_positions (`torch.LongTensor` of shape `(batch_size,)`, *optional*):
@@ -797,9 +755,9 @@ class SKTformerForQuestionAnswering(SKTformerPreTrainedModel):
         start_logits, end_logits = logits.unbind(dim=-1)
         loss = None
         if start_positions is not None and end_positions is not None:
-            start_loss = cross_entropy(start_logits, _ignore_outside(start_positions, start_logits.shape[1]))
-            end_loss = cross_entropy(end_logits, _ignore_outside(end_positions, end_logits.shape[1]))
-            loss = (start_loss + end_loss) / 2
+            positions = torch.stack([start_positions.flatten(), end_positions.flatten()])
+            positions = positions.masked_fill((positions < 0) | (positions >= logits.shape[1]), IGNORE_INDEX)
+            loss = (cross_entropy(start_logits, positions[0]) + cross_entropy(end_logits, positions[1])) / 2
         return QuestionAnsweringModelOutput(
             loss=loss,
             start_logits=start_logits.contiguous(),
@@ -807,70 +765,3 @@ class SKTformerForQuestionAnswering(SKTformerPreTrainedModel):
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
         )
-
-
-def _ignore_outside(positions: torch.Tensor, length: int) -> torch.Tensor:
-    positions = positions.flatten()
-    return positions.masked_fill((positions < 0) | (positions >= length), IGNORE_INDEX)
-
-
-class SKTformerForMultipleChoice(SKTformerPreTrainedModel):
-    """SKTformer with a multiple choice head: scores each choice, a softmax picks one."""
-
-    _auto_class = "AutoModelForMultipleChoice"
-
-    def __init__(self, config: SKTformerConfig):
-        super().__init__(config)
-        self.sktformer = SKTformerModel(config)
-        self.classifier = SKTformerClassificationHead(config, 1)
-        self.post_init()
-
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        token_type_ids: torch.Tensor | None = None,
-        position_ids: torch.Tensor | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-        labels: torch.Tensor | None = None,
-        **kwargs: Unpack[SKTformerKwargs],
-    ) -> MultipleChoiceModelOutput:
-        """
-        Choose between candidates. Inputs as in [`SKTformerModel.forward`] with an axis of choices after the batch:
-        `(batch_size, num_choices, sequence_length)`.
-
-        Args:
-            labels (`torch.LongTensor` of shape `(batch_size,)`, *optional*):
-                Index of the right choice.
-
-        Returns:
-            `MultipleChoiceModelOutput` with `logits` of shape `(batch_size, num_choices)`.
-        """
-        num_choices = cast(torch.Tensor, input_ids if inputs_embeds is None else inputs_embeds).shape[1]
-        inputs = flatten_choices(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
-        outputs = self.sktformer(*inputs, return_dict=True, **kwargs)
-        scores = self.classifier(outputs.last_hidden_state, inputs[1])
-        logits = scores.view(-1, num_choices)
-        loss = None
-        if labels is not None:
-            loss = cross_entropy(logits, labels, kwargs.get("num_items_in_batch"))
-        return MultipleChoiceModelOutput(
-            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
-        )
-
-
-def flatten_choices(*inputs: torch.Tensor | None) -> list[torch.Tensor | None]:
-    """Make the choices of `(batch_size, num_choices, ...)` rows of the batch: `(batch_size * num_choices, ...)`."""
-    return [None if values is None else values.flatten(0, 1) for values in inputs]
-
-
-__all__ = [
-    "SKTformerForMaskedLM",
-    "SKTformerForMultipleChoice",
-    "SKTformerForQuestionAnswering",
-    "SKTformerForSequenceClassification",
-    "SKTformerForTokenClassification",
-    "SKTformerModel",
-    "SKTformerPreTrainedModel",
-]

@@ -19,13 +19,8 @@ def load_preset(name: str, **overrides: Any) -> SKTformerConfig:
     Make the configuration of a preset.
 
     Args:
-        name (`str`):
-            One of [`available_presets`].
-        overrides:
-            Fields of [`SKTformerConfig`] to set to other values.
-
-    Returns:
-        [`SKTformerConfig`]
+        name (`str`): One of [`available_presets`].
+        overrides: Fields of [`SKTformerConfig`] to set to other values.
 
     Raises:
         ValueError: if there is no such preset, or a field that no configuration has.
@@ -43,6 +38,3 @@ def _preset_folder() -> Traversable:
     # are edited, it stands beside the package.
     installed = resources.files(__package__) / "preset_files"
     return installed if installed.is_dir() else Path(__file__).parent.parent / "configuration" / "models"
-
-
-__all__ = ["available_presets", "load_preset"]

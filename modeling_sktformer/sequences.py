@@ -1,4 +1,8 @@
-"""Which tokens of a batch are real, where they stand, and which of them are landmarks: what all layers share."""
+"""
+Which tokens of a batch are real, where they stand, and which of them are landmarks: what all layers share.
+
+Letters in shapes: B batch, S tokens, N positions of the model, d hidden size, k landmark tokens of a sequence.
+"""
 
 import hashlib
 from typing import NamedTuple
@@ -7,26 +11,16 @@ import torch
 
 
 class Sequences(NamedTuple):
-    """
-    The sequences of a batch, which all layers read. Real tokens stand before the padding.
+    """The sequences of a batch, which all layers read. Real tokens stand before the padding; if all are, no masks."""
 
-    Attributes:
-        length (`int`): Tokens S of the batch's sequences, padding included.
-        token_mask (`torch.BoolTensor` of shape `(batch_size, sequence_length)`, *optional*):
-            True at real tokens; `None`, as in what follows, if every token is real.
-        num_tokens (`torch.LongTensor` of shape `(batch_size,)`, *optional*): Real tokens n of each sequence.
-        column_scale (`torch.Tensor` of shape `(batch_size, 1, sequence_length)`, *optional*):
-            1 / sqrt(n) at real tokens and 0 at padding.
-    """
-
-    length: int
-    token_mask: torch.Tensor | None = None
-    num_tokens: torch.Tensor | None = None
-    column_scale: torch.Tensor | None = None
+    length: int  # tokens S, padding included
+    token_mask: torch.Tensor | None = None  # True at real tokens, (B, S)
+    num_tokens: torch.Tensor | None = None  # real tokens n of each sequence, (B,)
+    column_scale: torch.Tensor | None = None  # 1 / sqrt(n) at real tokens and 0 at padding, (B, 1, S)
 
     @classmethod
     def from_mask(cls, length: int, token_mask: torch.Tensor | None, dtype: torch.dtype) -> "Sequences":
-        """Of a mask `(batch_size, sequence_length)` whose real tokens stand in front, for states of a type."""
+        """Of a mask `(B, S)` whose real tokens stand in front, for states of a type."""
         if token_mask is None:
             return cls(length)
         num_tokens = token_mask.sum(dim=-1)
@@ -34,28 +28,20 @@ class Sequences(NamedTuple):
         return cls(length, token_mask, num_tokens, (token_mask * scale.unsqueeze(1)).unsqueeze(1))
 
     def scale_columns(self, columns: torch.Tensor) -> torch.Tensor:
-        """Columns `(batch_size, num_columns, sequence_length)` times 1 / sqrt(n), zero at padding."""
+        """Columns `(B, ., S)` times 1 / sqrt(n), zero at padding."""
         # Before sums over the tokens, which would overflow float16 on long inputs.
         return columns * (self.length**-0.5 if self.column_scale is None else self.column_scale)
 
     def zero_padding(self, states: torch.Tensor) -> torch.Tensor:
-        """States `(batch_size, sequence_length, hidden_size)` with zeros in the place of padding."""
+        """States `(B, S, d)` with zeros in the place of padding."""
         return states if self.token_mask is None else states * self.token_mask.unsqueeze(-1)
 
 
 class Landmarks(NamedTuple):
-    """
-    The landmark tokens of each sequence in one layer.
+    """The landmark tokens of each sequence in one layer; the same for all sequences without a mask."""
 
-    Attributes:
-        positions (`torch.LongTensor` of shape `(num_landmarks,)` or `(batch_size, num_landmarks)`):
-            Where they stand, in sampled order; the same for all sequences without a mask.
-        mask (`torch.BoolTensor` of shape `(batch_size, num_landmarks)`, *optional*):
-            False where a short sequence has no further landmark.
-    """
-
-    positions: torch.Tensor
-    mask: torch.Tensor | None
+    positions: torch.Tensor  # where they stand, in sampled order, (k,) or (B, k)
+    mask: torch.Tensor | None  # False where a short sequence has no further landmark, (B, k)
 
     def gather(self, states: torch.Tensor) -> torch.Tensor:
         """The states of the landmarks: `(B, S, d)` to `(B, k, d)`."""
@@ -69,16 +55,8 @@ def select_landmarks(landmark_order: torch.Tensor, num_landmarks: int, sequences
     Select the landmarks of all layers: each sequence's first `num_landmarks` real tokens in a layer's sampled order.
 
     A sequence of N tokens gets the paper's uniform sample (Algorithm 1); a shorter one a uniform sample of its own
-    tokens, never of padding.
-
-    Args:
-        landmark_order (`torch.LongTensor` of shape `(num_layers, max_position_embeddings)`):
-            A permutation of the positions for each layer.
-        num_landmarks (`int`): Landmarks of a sequence that has that many tokens.
-        sequences ([`Sequences`]): The batch.
-
-    Returns:
-        `list` of [`Landmarks`], one for each layer, of `min(num_landmarks, sequence_length)` landmarks.
+    tokens, never of padding. `landmark_order` of shape `(num_layers, N)` holds a permutation of the positions for each
+    layer; returns [`Landmarks`] for each of them, k = min(`num_landmarks`, S).
     """
     num_landmarks = min(num_landmarks, sequences.length)
     num_positions = landmark_order.shape[1]
@@ -96,19 +74,10 @@ def select_landmarks(landmark_order: torch.Tensor, num_landmarks: int, sequences
 
 def draw_permutation(size: int, seed: int, layer_idx: int, name: str) -> torch.Tensor:
     """
-    Draw the order in which a layer samples its landmarks.
+    Draw the order in which a layer samples its landmarks: a permutation of `size` elements, on the CPU.
 
-    The draw depends on nothing but the arguments: no global generator is read or moved, so every process, rank and
-    run makes the same model.
-
-    Args:
-        size (`int`): Number of elements to permute.
-        seed (`int`): The model's `landmark_seed`.
-        layer_idx (`int`): The layer, each has a sample of its own.
-        name (`str`): What is drawn, so that two draws of a layer are independent.
-
-    Returns:
-        `torch.LongTensor` of shape `(size,)`, on the CPU.
+    The draw depends on nothing but the model's `landmark_seed`, the layer and the name of what is drawn, which make
+    draws independent: no global generator is read or moved, so every process, rank and run makes the same model.
     """
     digest = hashlib.sha256(f"{seed}/{layer_idx}/{name}".encode()).digest()
     generator = torch.Generator(device="cpu").manual_seed(int.from_bytes(digest[:8], "big") >> 1)
@@ -137,14 +106,14 @@ class TokenPlaces:
         return cls(mask)
 
     def to_front(self, values: torch.Tensor | None) -> torch.Tensor | None:
-        """Bring `(batch_size or 1, sequence_length, ...)` into the order of the ranks."""
+        """Bring `(B or 1, S, ...)` into the order of the ranks."""
         if values is None:
             return None
         return _gather(values.expand(self.places.shape[0], *values.shape[1:]), self.places, 1)
 
-    def restore(self, values: torch.Tensor, dim: int = 1) -> torch.Tensor:
+    def restore(self, values: torch.Tensor | None, dim: int = 1) -> torch.Tensor | None:
         """Bring values whose axis `dim` is in the order of the ranks back to the input's order."""
-        return _gather(values, self.ranks, dim)
+        return None if values is None else _gather(values, self.ranks, dim)
 
     def in_place(self) -> bool:
         """Whether all padding is on the right, so that nothing moves. Waits for the device."""
@@ -152,32 +121,25 @@ class TokenPlaces:
 
 
 def _gather(values: torch.Tensor, index: torch.Tensor, dim: int) -> torch.Tensor:
-    """Select along `dim` with an index `(batch_size, sequence_length)` that is the same for all other axes."""
+    """Select along `dim` with an index `(B, S)` that is the same for all other axes."""
     shape = [1] * values.dim()
     shape[0], shape[dim] = index.shape
-    size = list(values.shape)
-    size[dim] = index.shape[1]
-    return values.gather(dim, index.view(shape).expand(size))
+    return values.gather(dim, index.view(shape).expand_as(values))
 
 
 def pool_tokens(hidden_states: torch.Tensor, attention_mask: torch.Tensor | None, pooling: str) -> torch.Tensor:
     """
-    Pool hidden states over real tokens, wherever the padding stands.
+    Pool hidden states `(..., S, d)` over real tokens, 1 in a mask `(..., S)`, wherever the padding stands.
 
-    Args:
-        hidden_states (`torch.Tensor` of shape `(batch_size, sequence_length, hidden_size)`): Hidden states.
-        attention_mask (`torch.Tensor` of shape `(batch_size, sequence_length)`, *optional*): 1 for real tokens.
-        pooling (`str`): `"cls"` for the first real token, `"mean"` for the mean of all.
-
-    Returns:
-        `torch.Tensor` of shape `(batch_size, hidden_size)`; zero for the mean of no token.
+    The `pooling` is `"cls"` for the first real token, `"mean"` for the mean of all, which is zero for none. Returns
+    `(..., d)`.
     """
     if pooling == "mean":
         if attention_mask is None:
-            return hidden_states.mean(dim=1)
+            return hidden_states.mean(dim=-2)
         mask = attention_mask.bool().unsqueeze(-1)
-        return (hidden_states * mask).sum(dim=1) / mask.sum(dim=1).clamp(min=1)
+        return (hidden_states * mask).sum(dim=-2) / mask.sum(dim=-2).clamp(min=1)
     if attention_mask is None:
-        return hidden_states[:, 0]
-    first = attention_mask.bool().int().argmax(dim=1, keepdim=True)
-    return _gather(hidden_states, first, 1).squeeze(1)
+        return hidden_states[..., 0, :]
+    first = attention_mask.bool().int().argmax(dim=-1)
+    return hidden_states.gather(-2, first[..., None, None].expand_as(hidden_states[..., :1, :])).squeeze(-2)

@@ -19,7 +19,7 @@ from transformers.utils.generic import maybe_autocast
 
 from .circle import Circle, add_folded_stem
 from .kernels import Dropout, is_plain
-from .lengthening import fit_filter, resize_filter
+from .lengthening import resize_filter, shorten_filter
 from .position_batch_norm import PositionBatchNorm
 from .sequences import Sequences
 
@@ -34,27 +34,16 @@ def fourier_convolution(
     inputs: torch.Tensor, filter: torch.Tensor, num_segments: int, num_positions: int
 ) -> torch.Tensor:
     r"""
-    Convolve every column's segment average with that column's filter, around a circle of `num_positions`.
+    Convolve every column's segment average with that column's filter, around a circle of N >= S positions.
 
     Equations 5 and 6. The listing tiles the r averages over the columns where Equation 6 repeats each of them d / r
     times in a row; Equation 6 is followed. Only r forward transforms are needed for d columns. Time O(d N log N),
     memory O(d N) per sequence.
 
-    Transforms run in float32 at least, whatever the precision around them, because neither bfloat16 nor, for most
-    lengths, float16 has any.
-
-    Args:
-        inputs (`torch.Tensor` of shape `(batch_size, sequence_length, hidden_size)`):
-            The columns to convolve, zero at padding.
-        filter (`torch.Tensor` of shape `(hidden_size, num_positions // 2 + 1, 2)`):
-            Real and imaginary part of each column's filter at each frequency. Real, because complex parameters are
-            cut by casts and refused by optimizers and compilers.
-        num_segments (`int`): Segments r; divides `hidden_size`.
-        num_positions (`int`): Length N of the transform, at least `sequence_length`.
-
-    Returns:
-        `torch.Tensor` of shape `(batch_size, sequence_length, hidden_size)`, in the dtype of `inputs`. Non-zero at
-        padding too.
+    Columns `(B, S, d)`, zero at padding, and filters `(d, F, 2)`, the real and imaginary part of each column's at each
+    frequency, give `(B, S, d)` in the columns' dtype, non-zero at padding too. Filters are real, because complex
+    parameters are cut by casts and refused by optimizers and compilers. Transforms run in float32 at least, whatever
+    the precision around them, because neither bfloat16 nor, for most lengths, float16 has any.
     """
     length = inputs.shape[1]
     averages = average_segments(inputs, num_segments)
@@ -83,12 +72,7 @@ def multiply_spectra(spectrum: torch.Tensor, gains: torch.Tensor) -> torch.Tenso
 
 
 class FourierConvolution(nn.Module):
-    """
-    A learned filter over the whole sequence for each column (Equations 5 and 6), see [`fourier_convolution`].
-
-    Args:
-        config ([`SKTformerConfig`]): Sizes.
-    """
+    """A learned filter over the whole sequence for each column (Equations 5 and 6), see [`fourier_convolution`]."""
 
     def __init__(self, config):
         super().__init__()
@@ -97,12 +81,12 @@ class FourierConvolution(nn.Module):
         self.filter = nn.Parameter(torch.empty(config.hidden_size, self.num_positions // 2 + 1, 2))
 
     def forward(self, inputs: torch.Tensor, circle: Circle) -> torch.Tensor:
-        """Map `(batch_size, sequence_length, hidden_size)`, zero at padding, to the same shape."""
+        """Map `(B, S, d)`, zero at padding, to the same shape."""
         return fourier_convolution(inputs, self.fitting_filter(circle), self.num_segments, circle.num_positions)
 
     def fitting_filter(self, circle: Circle) -> torch.Tensor:
         """The filter on the circle that the batch is convolved around."""
-        return fit_filter(self.filter, self.num_positions, circle.num_positions)
+        return shorten_filter(self.filter, self.num_positions, circle.num_positions)
 
     @torch.no_grad()
     def resize(self, new_num_positions: int) -> None:
@@ -116,15 +100,8 @@ def convolve_tokens(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tens
     """
     Convolve along the tokens, with zeros around every sequence: `conv1d(inputs.mT, weight, bias, padding).mT`.
 
-    As an image of one row whose columns (channels) stand last, which is how they stand around it.
-
-    Args:
-        inputs (`torch.Tensor` of shape `(batch_size, sequence_length, num_columns)`): Sequences, zero at padding.
-        weight (`torch.Tensor` of shape `(hidden_size, num_columns, kernel_size)`): Of a `nn.Conv1d`.
-        bias (`torch.Tensor` of shape `(hidden_size,)`, *optional*): Of a `nn.Conv1d`.
-
-    Returns:
-        `torch.Tensor` of shape `(batch_size, sequence_length, hidden_size)`.
+    Maps `(B, S, d or 2 d)`, zero at padding, to `(B, S, d)` with the weight and bias of a `nn.Conv1d`: as an image of
+    one row whose columns (channels) stand last, which is how they stand around it.
     """
     image, padding = inputs.mT.unsqueeze(2), (0, weight.shape[-1] // 2)
     return nn.functional.conv2d(image, weight.unsqueeze(2), bias, padding=padding).squeeze(2).mT
@@ -135,9 +112,6 @@ class ConvolutionStem(nn.Module):
     Short convolution over the Fourier convolution and its input, normalised and activated (Algorithm 2).
 
     Conv1d -> batch norm over positions (or layer norm over columns) -> activation -> dropout.
-
-    Args:
-        config ([`SKTformerConfig`]): Sizes and switches.
     """
 
     def __init__(self, config):
@@ -155,15 +129,7 @@ class ConvolutionStem(nn.Module):
         self.dropout = Dropout(config.smoother_dropout_prob, config)
 
     def forward(self, columns: torch.Tensor, sequences: Sequences) -> torch.Tensor:
-        """
-        Args:
-            columns (`torch.Tensor` of shape `(batch_size, sequence_length, hidden_size)` or twice as wide):
-                The Fourier convolution, if it is on, and its input, zero at padding.
-            sequences ([`Sequences`]): Which tokens are real.
-
-        Returns:
-            `torch.Tensor` of shape `(batch_size, sequence_length, hidden_size)`.
-        """
+        """Map the Fourier convolution, if it is on, beside its input, `(B, S, d or 2 d)`, zero at padding."""
         if is_plain(self.convolution, nn.Conv1d):
             sums = convolve_tokens(columns, self.convolution.weight, self.convolution.bias)
         else:
@@ -178,11 +144,10 @@ class ConvolutionStem(nn.Module):
         circle: Circle,
     ) -> torch.Tensor:
         """As `forward`, with the module that would compute the Fourier convolution, see [`add_folded_stem`]."""
-        width = hidden_states.shape[-1]
-        filter, num_segments = fourier_convolution.fitting_filter(circle), fourier_convolution.num_segments
-        smoothed_weight, own_weight = self.convolution.weight.split(width, dim=1)
+        smoothed_weight, own_weight = self.convolution.weight.chunk(2, dim=1)
         sums = convolve_tokens(hidden_states, own_weight, self.convolution.bias)
-        averages = average_segments(hidden_states, num_segments)
+        averages = average_segments(hidden_states, fourier_convolution.num_segments)
+        filter = fourier_convolution.fitting_filter(circle)
         # The spectrum is computed in float32 at least, also where others are cast around it.
         with maybe_autocast(hidden_states.device.type, enabled=False):
             sums = add_folded_stem(sums, averages, filter, smoothed_weight, circle)
@@ -199,9 +164,6 @@ class Smoother(nn.Module):
     Fourier convolution and convolution stem (Section 3.2, Algorithm 2).
 
     With the stem switched off it returns the sum of the Fourier convolution and its input.
-
-    Args:
-        config ([`SKTformerConfig`]): Sizes and switches.
     """
 
     def __init__(self, config):
@@ -210,15 +172,7 @@ class Smoother(nn.Module):
         self.convolution_stem = ConvolutionStem(config) if config.use_convolution_stem else None
 
     def forward(self, hidden_states: torch.Tensor, sequences: Sequences, circle: Circle) -> torch.Tensor:
-        """
-        Args:
-            hidden_states (`torch.Tensor` of shape `(batch_size, sequence_length, hidden_size)`): What to smooth.
-            sequences ([`Sequences`]): Which tokens are real.
-            circle ([`Circle`]): What the batch is convolved around.
-
-        Returns:
-            `torch.Tensor` of `hidden_states`' shape; what stands at padding has no meaning.
-        """
+        """Smooth `(B, S, d)`; what stands at padding has no influence before and no meaning after it."""
         # A filter reaches over the whole sequence: padding is zeroed before each step that mixes positions.
         hidden_states = sequences.zero_padding(hidden_states)
         stem, fourier_convolution = self.convolution_stem, self.fourier_convolution

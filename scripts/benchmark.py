@@ -15,14 +15,14 @@ NAME.md, .json and pictures go to --results_dir after all that is timed together
 measures what is missing. --merge keeps what the files hold of other settings.
 """
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
-from experiments.arguments import UserError, parse_args, run_script
+from experiments.arguments import UserError, flag, parse_args, require_at_least, run_script
 from experiments.benchmark.cells import Cell, MeasurementArguments, measure_cells
 from experiments.benchmark.counts import count_row
 from experiments.benchmark.models import MODELS, PRECISIONS, SIZES, Setting, Workload, build_sizes
@@ -30,56 +30,50 @@ from experiments.benchmark.profile import profile_step
 from experiments.benchmark.report import open_section, save_section
 
 
+MODES = ["training", "inference"]
 # What stands for flags that are not given: of all but --count, and of --count.
 DEFAULTS: dict[str, Any] = {
     **{"models": list(MODELS), "size": ["lra"], "lengths": [512, 1024, 2048, 3072, 4096, 8192, 16384]},
-    **{"batch_size": 32, "dropout": [0.0, 0.1], "precision": "float32"},
+    **{"batch_size": 32, "dropout": [0.0, 0.1], "precision": "float32", "modes": MODES},
 }
 COUNT_DEFAULTS: dict[str, Any] = {
     **{"models": ["sktformer", "bert-sdpa", "modernbert", "nystromformer", "fnet"], "size": ["base"]},
     **{"lengths": [512, 4096], "tokens_per_batch": 16384, "dropout": [0.0], "precision": "bfloat16"},
 }
-MODES = ["training", "inference"]
-
-
-def _help(text: str, choices: Any = None) -> dict[str, Any]:
-    return {"help": text} | ({"choices": list(choices)} if choices else {})
 
 
 @dataclass
 class BenchmarkArguments(MeasurementArguments):
     """What is measured and where it goes."""
 
-    models: list[str] = field(default_factory=list, metadata=_help("By default all; five to --count.", MODELS))
-    size: list[str] = field(default_factory=list, metadata=_help("By default lra; base to --count.", SIZES))
-    lengths: list[int] = field(default_factory=list, metadata=_help("Tokens in an input, by default 512 to 16,384."))
-    batch_size: int | None = field(default=None, metadata=_help("Inputs in a batch, by default 32."))
-    tokens_per_batch: int | None = field(default=None, metadata=_help("Tokens in every batch instead."))
-    made_for: int | None = field(default=None, metadata=_help("Compare with a model made for so many tokens."))
-    padded: bool = field(default=False, metadata=_help("With --made_for: inputs padded to the length."))
-    num_layers: int | None = field(default=None, metadata=_help("Layers, if not those of --size."))
-    dropout: list[float] = field(default_factory=list, metadata=_help("In training, by default 0 and 0.1."))
-    precision: str = field(default="", metadata=_help("By default float32; bfloat16 to --count.", PRECISIONS))
-    modes: list[str] = field(default_factory=list, metadata=_help("By default both.", MODES))
-    profile: bool = field(default=False, metadata=_help("Profile the parts of training steps."))
-    count: bool = field(default=False, metadata=_help("Count what a layer's training step does."))
-    merge: bool = field(default=False, metadata=_help("Keep what the results hold of other settings."))
-    results_dir: str = field(default="runs/benchmark", metadata=_help("Folder of the results."))
+    models: list[str] = flag([], "By default all; five to --count.", MODELS)
+    size: list[str] = flag([], "By default lra; base to --count.", SIZES)
+    lengths: list[int] = flag([], "Tokens in an input, by default 512 to 16,384.")
+    batch_size: int | None = flag(None, "Inputs in a batch, by default 32.")
+    tokens_per_batch: int | None = flag(None, "Tokens in every batch instead.")
+    made_for: int | None = flag(None, "Compare with a model made for so many tokens.")
+    padded: bool = flag(False, "With --made_for: inputs padded to the length.")
+    num_layers: int | None = flag(None, "Layers, if not those of --size.")
+    dropout: list[float] = flag([], "In training, by default 0 and 0.1.")
+    precision: str = flag("", "By default float32; bfloat16 to --count.", PRECISIONS)
+    modes: list[str] = flag([], "By default both.", MODES)
+    profile: bool = flag(False, "Profile the parts of training steps.")
+    count: bool = flag(False, "Count what a layer's training step does.")
+    merge: bool = flag(False, "Keep what the results hold of other settings.")
+    results_dir: str = flag("runs/benchmark", "Folder of the results.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for flag in ("batch_size", "tokens_per_batch", "made_for", "num_layers"):
-            if (value := getattr(self, flag)) is not None and value < 1:
-                raise UserError(f"--{flag} {value} must be at least 1.")
+        require_at_least(1, self, "batch_size", "tokens_per_batch", "made_for", "num_layers")
         if sum(map(bool, (self.tokens_per_batch and not self.count, self.made_for, self.profile, self.count))) > 1:
             flags = "--tokens_per_batch, --made_for, --profile and --count"
             raise UserError(f"{flags} measure different things; give one of them.")
         alone = self.comparison not in ("speed", "counts")
         if alone and self.models not in ([], ["sktformer"]):
             raise UserError(f"--models {' '.join(self.models)}: this measures sktformer alone; leave the flag out.")
-        defaults = DEFAULTS | {"modes": MODES} | ({"models": ["sktformer"]} if alone else {})
-        if self.count:
-            defaults |= COUNT_DEFAULTS | ({"tokens_per_batch": None} if self.batch_size else {})
+        defaults = DEFAULTS | ({"models": ["sktformer"]} if alone else {}) | (COUNT_DEFAULTS if self.count else {})
+        if self.batch_size:
+            defaults.pop("tokens_per_batch", None)
         for name, value in defaults.items():
             setattr(self, name, getattr(self, name) or value)
         if self.profile or self.count:
@@ -131,8 +125,7 @@ class BenchmarkArguments(MeasurementArguments):
                 groups.setdefault(together, []).append(workload)
         baseline = "bert-sdpa" if "bert-sdpa" in self.models else self.models[0]
         return [
-            Cell(tuple(group), next(workload for workload in group if workload.model == baseline))
-            for group in groups.values()
+            Cell(tuple(group), next(each for each in group if each.model == baseline)) for group in groups.values()
         ]
 
 

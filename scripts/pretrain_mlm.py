@@ -15,8 +15,6 @@ that was cut short, and --max_steps may have grown meanwhile.
 
 import logging
 import math
-from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -26,9 +24,9 @@ from transformers.trainer_pt_utils import AcceleratorConfig
 
 from experiments import models
 from experiments import training as progress
-from experiments.arguments import CONFIGURATION, Command, UserError, flag, parse_command, run_script
+from experiments.arguments import CONFIGURATION, Command, UserError, parse_command, run_script
 from experiments.results import describe_environment
-from experiments.run_folder import check_run_folder, claim_run_folder, find_checkpoint, recorded_arguments
+from experiments.run_folder import check_run_folder, find_checkpoint, recorded_arguments
 from experiments.text.blocks import MASKED_LM_TOKENS, Blocks, MaskedLMArguments, load_blocks, train_tokenizer_once
 from experiments.text.corpus import Corpus, CorpusArguments, load_corpus
 from experiments.text.examples import show_predictions
@@ -39,19 +37,12 @@ from experiments.text.report import write_report
 logger = logging.getLogger("pretrain_mlm")
 
 
-@dataclass
-class PretrainingArguments(progress.RunArguments):
-    """The arguments of a pre-training run."""
-
-    output_dir: str | None = flag("runs/pretrain", "Folder of the run.")
-
-
-ARGUMENTS = (models.ModelArguments, CorpusArguments, MaskedLMArguments, PretrainingArguments)
+ARGUMENTS = (models.ModelArguments, CorpusArguments, MaskedLMArguments, progress.RunArguments)
 
 
 def main() -> None:
-    recipes = CONFIGURATION / "pretrain"
-    command = parse_command(ARGUMENTS, __doc__, recipes / "base.yaml", recipes / "quickstart.yaml")
+    paper, quick_start = (CONFIGURATION / "pretrain" / f"{name}.yaml" for name in ("base", "quickstart"))
+    command = parse_command(ARGUMENTS, __doc__, paper, quick_start, output_dir="runs/pretrain")
     model_arguments, corpus_arguments, mlm_arguments, training = command.groups
     progress.prepare(training, command.given)
     set_seed(training.seed)
@@ -59,11 +50,7 @@ def main() -> None:
 
     # Everything that can be wrong with the arguments is found before the folder is touched.
     corpus = load_corpus(corpus_arguments)
-    progress.announce(
-        recipe=progress.describe_recipe(command.recipes, training),
-        devices=progress.describe_devices(training),
-        note=" ".join(command.notes),
-    )
+    progress.announce_run(command)
     length = mlm_arguments.max_seq_length
     named = mlm_arguments.tokenizer_name or model_arguments.model_name_or_path
     if named:
@@ -72,29 +59,22 @@ def main() -> None:
         model = models.build_masked_lm(model_arguments, tokenizer, length, training.seed)
     else:
         models.build_config(model_arguments, mlm_arguments.vocab_size, length, 0, training.seed)
-    identity = run_identity(command, corpus)
-    folder = str(training.output_dir)
+    identity, folder = run_identity(command, corpus), str(training.output_dir)
     if check_run_folder(folder, identity, training.overwrite, command.paths()) == "finished":
         logger.info("%s holds this run, finished; give more --max_steps to go on, or --overwrite.", folder)
         progress.upload_run(training, folder, "Pre-trained")
         return progress.leave_process_group()
     PartialState().wait_for_everyone()  # before the first process empties the folder that the others look at
-    with ExitStack() as stack:
-        with training.main_process_first(local=False):
-            if training.should_save:
-                started = recorded_arguments(command.given)
-                stack.enter_context(claim_run_folder(folder, identity, started, training.overwrite))
+    with progress.hold_folder(training, folder, identity, recorded_arguments(command.given)):
         if not named:
             tokenizer = train_tokenizer_once(Path(folder) / "tokenizer", corpus, mlm_arguments)
             model = models.build_masked_lm(model_arguments, tokenizer, length, training.seed)
-        readers = training.world_size * max(1, training.dataloader_num_workers)
-        model_type = model.config.model_type
-        blocks = load_blocks(corpus, tokenizer, model_type, corpus_arguments, mlm_arguments, training.seed, readers)
+        blocks = load_blocks(command, corpus, tokenizer, model.config.model_type)
         train(command, model, tokenizer, corpus, blocks)
     progress.leave_process_group()
 
 
-def check_stages(training: PretrainingArguments, model: models.ModelArguments, corpus: CorpusArguments) -> None:
+def check_stages(training: progress.RunArguments, model: models.ModelArguments, corpus: CorpusArguments) -> None:
     """Refuse combinations that would train something else than what was asked, or nothing at all."""
     if training.do_predict:
         raise UserError("--do_predict is for labels, which pre-training has none of; leave it out.")

@@ -14,7 +14,7 @@ Any sequence-classification architecture of transformers will do. Without --reci
 configuration/classification/base.yaml. Starting the same command again goes on with a run that was cut short.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,30 +24,25 @@ from transformers import DataCollatorWithPadding, PreTrainedModel, PreTrainedTok
 
 from experiments import training as progress
 from experiments.architectures import longest_input
-from experiments.arguments import CONFIGURATION, Command, UserError, flag, parse_command, run_script
+from experiments.arguments import CONFIGURATION, Command, UserError, parse_command, run_script
 from experiments.classification.data import TextArguments, TextData, load_texts
 from experiments.classification.labels import SINGLE, checkpoint_problem, format_names
 from experiments.classification.metrics import METRICS, compute_metrics, measure, measure_baselines, probabilities
-from experiments.classification.report import format_results, record_test_scores, write_answers, write_text_card
+from experiments.classification.report import record_test_scores, write_answers, write_text_card
+from experiments.classifier_card import format_results
 from experiments.fine_tuning import FineTuningArguments, Job, best_trial, check_job, fingerprint_rows, predict, run_job
 from experiments.models import CheckpointArguments, LoraArguments, add_lora, load_classifier
-from experiments.results import write_atomically, write_json
+from experiments.results import write_results
 from experiments.run_folder import recorded_arguments
 from experiments.text import classifier
 
 
-@dataclass
-class ClassificationArguments(FineTuningArguments):
-    """The arguments of fine-tuning on one's own texts."""
-
-    output_dir: str | None = flag("runs/classification", "Folder of the run.")
-
-
-ARGUMENTS = (CheckpointArguments, LoraArguments, TextArguments, ClassificationArguments)
+ARGUMENTS = (CheckpointArguments, LoraArguments, TextArguments, FineTuningArguments)
 
 
 def main() -> None:
-    command = parse_command(ARGUMENTS, __doc__, CONFIGURATION / "classification" / "base.yaml")
+    recipe = CONFIGURATION / "classification" / "base.yaml"
+    command = parse_command(ARGUMENTS, __doc__, recipe, output_dir="runs/classification")
     checkpoint, _, texts, training = command.groups
     progress.prepare(training, command.given)
     folder, trains = Path(training.output_dir), training.do_train
@@ -62,22 +57,18 @@ def main() -> None:
     data = load_texts(texts, wanted, tokenizer, None if trains else checkpoint_problem(checkpoint))
     if training.label_smoothing_factor and data.problem.kind != SINGLE:
         raise UserError(f"--label_smoothing_factor is for single labels, not {data.problem.kind}; leave it out.")
-    model = load_model(checkpoint, data, tokenizer, texts, trains)
-    length, workers = input_length(texts, model), texts.preprocessing_num_workers
-    splits = {
-        name: classifier.encode_texts(part.examples(data.columns), data.columns, tokenizer, length, workers)
-        for name, part in data.parts.items()
-    }
-    collator = classifier.make_collator(tokenizer, length, texts.pad_to_max_length)
+    model = load_model(command, checkpoint, data, tokenizer, new_head=trains)
+    collator = classifier.make_collator(tokenizer, input_length(texts, model), texts.pad_to_max_length)
+    rows = {name: part.examples(data.columns) for name, part in data.parts.items()}
+    workers = texts.preprocessing_num_workers
+    splits = {name: classifier.encode_texts(part, data.columns, collator, workers) for name, part in rows.items()}
     job = make_job(command, data, splits, collator) if "validation" in splits else None
     finished = job and check_job(folder, job.identity, training, command.paths())
-    progress.announce(
-        recipe=progress.describe_recipe(command.recipes, training),
+    progress.announce_run(
+        command,
         texts=f"{', '.join(data.columns)} of {', '.join(dict.fromkeys(part.source for part in data.parts.values()))}",
         split=data.held_out or "as given",
         labels=format_names(data.problem.labels) or "numbers",
-        devices=progress.describe_devices(training),
-        note=" ".join(command.notes),
         run=f"finished, in {folder}" if finished else "",
         model="" if job else progress.describe_model(model, f"from {checkpoint.model_name_or_path}"),
     )
@@ -90,21 +81,19 @@ def main() -> None:
             run_job(job, folder, training, recorded_arguments(command.given))
         if trains:
             best = replace(checkpoint, model_name_or_path=str(best_trial(folder)), model_revision="main")
-            model = load_model(best, data, tokenizer, texts, new_head=False)
+            model = load_model(command, best, data, tokenizer, new_head=False)
     results: dict[str, dict[str, float]] = {}
     for name in (name for name in ("validation", "test") if name in splits):
         part = data.parts[name]
-        chances = probabilities(data.problem, predict(model, splits[name], collator, tokenizer, training, folder))
+        chances = probabilities(data.problem, predict(model, splits[name], collator, training, folder))
         if part.labels is not None:
             answers = {"this model": measure(data.problem, chances, part.labels, part.documents), **baselines[name]}
             results |= {f"{name}, {answer}": values for answer, values in answers.items()}
         if training.should_save:
             write_answers(folder, data, name, chances)
     if training.should_save and results:
-        write_json(folder / "report.json", results)
-        write_atomically(folder / "report.md", format_results(results) + "\n")
         record_test_scores(folder, results)
-        print(format_results(results))
+        print(write_results(folder / "report", results, [format_results(results)]), end="")
     progress.leave_process_group()
 
 
@@ -114,17 +103,14 @@ def input_length(texts: TextArguments, model: PreTrainedModel) -> int:
 
 
 def load_model(
-    checkpoint: CheckpointArguments,
-    data: TextData,
-    tokenizer: PreTrainedTokenizerBase,
-    texts: TextArguments,
-    new_head: bool,
-) -> PreTrainedModel:
-    """Load a checkpoint as a model that predicts what is asked of inputs as long as is asked."""
-    model = load_classifier(checkpoint, data.problem.labels, "value", new_head)
+    command: Command, start: CheckpointArguments, data: TextData, tokenizer: PreTrainedTokenizerBase, new_head: bool
+) -> Any:
+    """A checkpoint as a model that predicts what is asked of inputs as long as is asked, with adapters to train."""
+    _, lora, texts, _ = command.groups
+    model = load_classifier(start, data.problem.labels, "value", new_head)
     model.config.problem_type = data.problem.kind  # type: ignore[assignment]
     classifier.fit_text_classifier(model, tokenizer, input_length(texts, model))
-    return model
+    return add_lora(model, lora, start.model_revision) if lora.lora and new_head else model
 
 
 def make_job(command: Command, data: TextData, splits: dict[str, Dataset], collator: DataCollatorWithPadding) -> Job:
@@ -132,15 +118,10 @@ def make_job(command: Command, data: TextData, splits: dict[str, Dataset], colla
     checkpoint, lora, texts, training = command.groups
     splits = {part: rows for part, rows in splits.items() if part != "test"}
     source, metrics = Path(data.parts["validation"].source).name, METRICS[data.problem.kind]
-
-    def build() -> Any:
-        model = load_model(checkpoint, data, collator.tokenizer, texts, training.do_train)
-        return add_lora(model, lora, checkpoint.model_revision) if lora.lora and training.do_train else model
-
     return Job(
         name="classification",
         title=f"{source} ({metrics[0].replace('_', ' ')})",
-        build_model=build,
+        build_model=partial(load_model, command, checkpoint, data, collator.tokenizer, training.do_train),
         splits=splits,
         collator=collator,
         processing_class=collator.tokenizer,

@@ -8,18 +8,18 @@ Fine-tune a checkpoint on the tasks of GLUE, evaluate it, and write the table an
         --mnli_checkpoint run --do_train --do_eval --do_predict
 
 Any sequence-classification architecture of transformers will do. Without --recipe it starts from
-configuration/glue/base.yaml. Starting the same command again goes on with the first task that is not finished.
+configuration/glue/base.yaml. Every task has a folder of its name in --output_dir. Starting the same command again goes
+on with the first task that is not finished.
 """
 
 import logging
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
 from experiments import training as progress
-from experiments.arguments import CONFIGURATION, Command, UserError, flag, parse_command, run_script
+from experiments.arguments import CONFIGURATION, Command, UserError, parse_command, run_script
 from experiments.fine_tuning import FineTuningArguments, check_job, read_metrics, run_job
 from experiments.glue.jobs import FROM_MNLI, choose_start, load_task_tokenizer, make_job, predict_tests, task_identity
 from experiments.glue.submission import pack_submission
@@ -34,18 +34,11 @@ from experiments.text.classifier import checkpoint_identity
 logger = logging.getLogger("run_glue")
 
 
-@dataclass
-class GlueTrainingArguments(FineTuningArguments):
-    """The arguments of fine-tuning on GLUE."""
-
-    output_dir: str | None = flag("runs/glue", "Folder of the runs; every task gets a folder of its name in it.")
-
-
-ARGUMENTS = (CheckpointArguments, LoraArguments, GlueArguments, GlueTrainingArguments)
+ARGUMENTS = (CheckpointArguments, LoraArguments, GlueArguments, FineTuningArguments)
 
 
 def main() -> None:
-    command = parse_command(ARGUMENTS, __doc__, CONFIGURATION / "glue" / "base.yaml")
+    command = parse_command(ARGUMENTS, __doc__, CONFIGURATION / "glue" / "base.yaml", output_dir="runs/glue")
     checkpoint, _, glue, training = command.groups
     if training.push_to_hub and len(glue.task_name) > 1:
         raise UserError("--push_to_hub pushes one model; give one task.")
@@ -77,11 +70,7 @@ def run(command: Command) -> None:
         else:
             waiting[task.name] = {"start": start, "tokenizer": tokenizer, "identity": identity, "splits": splits}
     tests = {name: load_tests(TASKS[name], glue) for name in names if training.do_predict}
-    progress.announce(
-        recipe=progress.describe_recipe(command.recipes, training),
-        devices=progress.describe_devices(training),
-        note=" ".join(command.notes),
-    )
+    progress.announce_run(command)
     silent = len(waiting) < 2 or bool(training.disable_tqdm) or not training.should_log
     done = len(names) - len(waiting)
     for name in tqdm(list(waiting), "Tasks", unit="task", initial=done, total=len(names), disable=silent):
@@ -92,7 +81,7 @@ def run(command: Command) -> None:
             parts["identity"] = shared | task_identity(task, command, parts["splits"], start)
             if check_job(output / name, parts["identity"], training, command.paths()):
                 continue
-        run_job(make_job(task, command=command, **parts), output / name, training, task_arguments(task, command))
+        run_job(make_job(task, command, **parts), output / name, training, task_arguments(task, command))
     for name, splits_to_predict in tests.items():
         predict_tests(TASKS[name], splits_to_predict, command)
 

@@ -12,6 +12,7 @@ the same source they are an error.
 import argparse
 import errno
 import json
+import math
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -42,15 +43,19 @@ class UserError(ValueError):
     """A mistake of the person at the command line: one line that says what is wrong and what to do."""
 
 
-def flag(default: Any, help: str) -> Any:
-    """A field of a dataclass of flags with its line of `--help`; with `MISSING` as default it must be given."""
-    return field(default=default, metadata={"help": help})
+def flag(default: Any, help: str, choices: Iterable[str] = ()) -> Any:
+    """
+    A field of a dataclass of flags with its line of `--help`, and what its value may be, if not anything of its type.
+    A list as default is copied; with `MISSING` as default the flag must be given.
+    """
+    made: dict[str, Any] = {"default_factory": default.copy} if isinstance(default, list) else {"default": default}
+    return field(**made, metadata={"help": help} | ({"choices": list(choices)} if choices else {}))
 
 
 def require_at_least(least: int, flags: Any, *names: str) -> None:
-    """Raise a `UserError` if one of these fields of a dataclass of flags is given and less than `least`."""
+    """Raise a `UserError` if one of these fields of a dataclass of flags is given and is not at least `least`."""
     for name in names:
-        if (value := getattr(flags, name)) is not None and value < least:
+        if (value := getattr(flags, name)) is not None and not least <= value < math.inf:
             raise UserError(f"--{name} is {value}; it must be at least {least}.")
 
 
@@ -124,13 +129,15 @@ def parse_command(
     default_recipe: str | Path | None = None,
     quick_start: str | Path | None = None,
     argv: Sequence[str] | None = None,
+    output_dir: str | None = None,
 ) -> Command:
     """
     Parse recipes and flags into dataclasses, one for each group of flags.
 
     `default_recipe` is read if the command line names no recipe, `quick_start` in its place if there is no word on the
-    command line at all; `description` heads `--help`. Raises a `UserError` for an unknown flag or recipe key, a value
-    of the wrong type, flags that contradict each other, a missing recipe or a missing flag.
+    command line at all; `description` heads `--help`, and `output_dir` is the default of that flag. Raises a
+    `UserError` for an unknown flag or recipe key, a value of the wrong type, flags that contradict each other, a
+    missing recipe or a missing flag.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
     parser = _Parser(
@@ -140,19 +147,25 @@ def parse_command(
         formatter_class=_HelpFormatter,
         epilog="--recipe YAML ...: files of flags, read from left to right; flags on the command line come last.",
     )
+    if output_dir is not None:
+        parser.set_defaults(output_dir=output_dir)
     recipe_parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     recipe_parser.add_argument("--recipe", nargs="+", action="extend", default=[])
     known, flags = recipe_parser.parse_known_args(argv)
     default = quick_start if quick_start is not None and not argv else default_recipe
     recipes = [str(path) for path in known.recipe or ([] if default is None else [default])]
     names = {option.lstrip("-") for action in parser._actions for option in action.option_strings}
-    sources: list[tuple[str, dict[str, Any]]] = [(path, load_recipe(path)) for path in recipes]
-    for path, recipe in sources:
+    merged: dict[str, Any] = {}
+    for path in recipes:
+        recipe = load_recipe(path)
         if unknown := sorted(set(recipe) - names):
             raise UserError(f"{path}: no such flag: {', '.join(unknown)}. See --help for the flags.")
-    notes = _settle(sources, _flag_values(flags))
-    # Recipes are read through, so that of a value that stands in several the last one holds.
-    merged = {key: value for _, recipe in sources for key, value in recipe.items()}
+        merged = _without_rivals(merged, path, recipe) | recipe
+    typed = _flag_values(flags)
+    merged, notes = _without_rivals(merged, "The command line", typed), []
+    for key in () if torch.accelerator.is_available() else _PRECISIONS:
+        if merged.pop(key, False) and key not in typed:
+            notes.append(f"The recipe asks for {key}, which needs an accelerator: training in float32.")
     flags = [*recipe_to_flags(merged), *flags]
     try:
         groups = parser.parse_args_into_dataclasses(flags, look_for_args_file=False)
@@ -193,24 +206,16 @@ def _flag_values(flags: Sequence[str]) -> dict[str, str | None]:
     return values
 
 
-def _settle(sources: Sequence[tuple[str, dict[str, Any]]], flags: dict[str, str | None]) -> list[str]:
-    """Take out of recipes what later sources contradict, and what this machine has not; returns what must be said."""
-    for number, (name, source) in enumerate([*sources, ("The command line", flags)]):
-        for rivals in RIVALS:
-            # Steps below 1 mean that epochs count.
-            there = [key for key in rivals if key in source and not str(source[key]).startswith("-")]
-            if len(there) > 1:
-                raise UserError(f"{name} gives --{' and --'.join(there)}, which contradict each other; give one.")
-            for key in set(rivals) - set(there) if there else ():
-                for _, earlier in sources[:number]:
-                    earlier.pop(key, None)
-    notes = []
-    if not torch.accelerator.is_available():
-        for key in _PRECISIONS:
-            asking = [recipe for _, recipe in sources if recipe.pop(key, False)]
-            if asking and key not in flags:
-                notes.append(f"The recipe asks for {key}, which needs an accelerator: training in float32.")
-    return notes
+def _without_rivals(earlier: dict[str, Any], name: str, source: dict[str, Any]) -> dict[str, Any]:
+    """What earlier sources say, without that which the source `name` contradicts."""
+    contradicted: set[str] = set()
+    for rivals in RIVALS:
+        # Steps below 1 mean that epochs count.
+        there = [key for key in rivals if key in source and not str(source[key]).startswith("-")]
+        if len(there) > 1:
+            raise UserError(f"{name} gives --{' and --'.join(there)}, which contradict each other; give one.")
+        contradicted |= set(rivals) - set(there) if there else set()
+    return {key: value for key, value in earlier.items() if key not in contradicted}
 
 
 def one_line(error: BaseException) -> str:

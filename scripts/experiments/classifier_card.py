@@ -8,15 +8,7 @@ from experiments.model_card import CardFacts, format_scores, write_card
 
 
 def write_classifier_card(
-    folder: Path,
-    metrics: Mapping[str, Any],
-    arguments: Mapping[str, Any],
-    *,
-    learned: str,
-    answers: str,
-    scores: Mapping[str, float],
-    others: Mapping[str, Mapping[str, float]],
-    **facts: Any,
+    folder: Path, metrics: dict, arguments: dict, learned: str, answers: str, scores: dict, others: dict, **facts: Any
 ) -> None:
     """
     Write the card of a trial that has left `metrics`, by a run with these `arguments`.
@@ -32,12 +24,17 @@ def write_classifier_card(
         f"{metrics['parameters']:,} parameters, fine-tuned on {learned} with seed {metrics['seed']}. It answers with "
         f"{answers}.",
         scores=scores,
-        results=format_scores({row: {name: f"{value:.4f}" for name, value in of.items()} for row, of in rows.items()}),
+        results=format_results(rows),
         picture="curve.png",
         picture_title="Loss and score",
         **facts,
     )
     write_card(folder, card, metrics, arguments)
+
+
+def format_results(results: Mapping[str, Mapping[str, float]]) -> str:
+    """A table of metrics: a row for each model and part."""
+    return format_scores({row: {key: f"{value:.4f}" for key, value in of.items()} for row, of in results.items()})
 
 
 def example_input(columns: tuple[str, ...]) -> str:

@@ -24,9 +24,9 @@ import logging
 import shutil
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,7 @@ from experiments.arguments import UserError, flag, require_at_least
 from experiments.heads import Collator, calibrate_head, set_head_rate
 from experiments.plots import plot_task_curves
 from experiments.results import describe_environment, read_json, write_json
-from experiments.run_folder import METRICS_FILE, RunIdentity, check_run_folder, claim_run_folder, find_checkpoint
+from experiments.run_folder import METRICS_FILE, RunIdentity, check_run_folder, find_checkpoint
 from experiments.training import (
     ExperimentTrainer,
     RunArguments,
@@ -52,6 +52,8 @@ from experiments.training import (
     describe_model,
     describe_steps,
     finish_trackers,
+    global_batch,
+    hold_folder,
     training_identity,
     upload_run,
 )
@@ -69,18 +71,13 @@ _WEIGHTS = "*.safetensors*"  # of one file, or of several with an index
 class FineTuningArguments(RunArguments):
     """The arguments of the Trainer, what is run more than once, and what is kept of it."""
 
-    output_dir: str | None = flag("runs/fine_tuning", "Folder of the run.")
     seeds: int = flag(1, "Train with so many seeds from --seed on: median and spread.")
     search: bool = flag(False, "Try all of the --search_* values, and keep the best.")
-    search_epochs: list[float] = field(default_factory=lambda: [4, 10, 20], metadata={"help": "Epochs."})
-    search_learning_rates: list[float] = field(default_factory=lambda: [5e-5, 1e-4], metadata={"help": "Rates."})
-    search_batch_sizes: list[int] = field(default_factory=lambda: [16, 32], metadata={"help": "Global batches."})
-    early_stopping_patience: int | None = flag(
-        None, "Stop after so many evaluations without a better one; the best model is kept."
-    )
-    head_learning_rate: float | None = flag(
-        None, "Rate of what stands behind the encoder; by default --learning_rate."
-    )
+    search_epochs: list[float] = flag([4, 10, 20], "Epochs.")
+    search_learning_rates: list[float] = flag([5e-5, 1e-4], "Rates.")
+    search_batch_sizes: list[int] = flag([16, 32], "Global batches.")
+    early_stopping_patience: int | None = flag(None, "Stop after so many evaluations without a new best; keep that.")
+    head_learning_rate: float | None = flag(None, "Rate of what stands behind the encoder, if it has its own.")
     calibrate_head: bool = flag(False, "Scale a new head by what it reads of some training examples.")
 
     def __post_init__(self) -> None:
@@ -94,16 +91,14 @@ class FineTuningArguments(RunArguments):
         super().__post_init__()
         require_at_least(1, self, "seeds", "early_stopping_patience")
         require_at_least(0, self, "head_learning_rate")
+        unused = "--prediction_loss_only, --batch_eval_metrics and --eval_do_concat_batches"
+        in_parts = self.prediction_loss_only or self.batch_eval_metrics or not self.eval_do_concat_batches
         for is_wrong, message in (
             (self.search and self.seeds > 1, "--search tries values with one seed; use --seeds after it."),
             (self.search and self.max_steps > 0, "--search tries epochs, which --max_steps overrides; leave it out."),
             (self.search and not all(grid), "--search needs at least one value for each of its --search_* flags."),
             (self.push_to_hub and several, "--push_to_hub pushes one model; leave out --search and --seeds."),
-            (
-                self.prediction_loss_only or self.batch_eval_metrics or not self.eval_do_concat_batches,
-                "The metrics need all predictions at once; leave out --prediction_loss_only, --batch_eval_metrics and "
-                "--eval_do_concat_batches.",
-            ),
+            (in_parts, f"The metrics need all predictions at once; leave out {unused}."),
         ):
             if is_wrong:
                 raise UserError(message)
@@ -224,18 +219,14 @@ def check_job(
     delete, or a finished trial that was shorter.
     """
     trials = plan_trials(folder, training, decides)
-    state = check_run_folder(folder, _job_identity(training, decides), training.overwrite, inputs)
-    if state == "new":
+    if check_run_folder(folder, _job_identity(training, decides), training.overwrite, inputs) == "new":
         return False
-    is_one = trials[0].folder == folder
-    states = [state] if is_one else [check_run_folder(trial.folder, trial.identity) for trial in trials]
-    for trial, state in zip(trials, states, strict=True):
+    states = {trial.folder: check_run_folder(trial.folder, trial.identity) for trial in trials}
+    for place, state in states.items():
         if state == "grown" and not training.overwrite:
-            raise UserError(
-                f"{trial.folder} holds this run, finished after fewer steps, and with it the state of its optimizer "
-                "was deleted: it cannot be made longer. Choose another folder, or pass --overwrite to train it anew."
-            )
-    whole = all(state == "finished" for state in states) and trial_folders(folder) == [t.folder for t in trials]
+            what = f"{place} holds this run, finished after fewer steps, and the state of its optimizer was deleted"
+            raise UserError(f"{what}; choose another folder, or pass --overwrite to train it anew.")
+    whole = set(states.values()) == {"finished"} and trial_folders(folder) == list(states)
     return whole and not (training.search and lacks_weights(best_trial(folder)))
 
 
@@ -251,28 +242,20 @@ def run_job(job: Job, folder: Path, training: FineTuningArguments, started: dict
     PartialState().wait_for_everyone()  # until all have looked at what is there
     if not is_one and not training.overwrite and training.should_save:
         (folder / METRICS_FILE).unlink(missing_ok=True)  # a summary of fewer trials
-    hold = nullcontext() if is_one else _hold(folder, _job_identity(training, job.identity), training, started)
+    hold = nullcontext() if is_one else hold_folder(training, folder, _job_identity(training, job.identity), started)
     is_silent = is_one or bool(training.disable_tqdm) or not training.should_log
-    is_announced = False
-
-    def run(trial: Trial) -> None:
-        nonlocal is_announced
-        arguments = _trial_arguments(trial, started)
-        with _hold(trial.folder, trial.identity, trial.args, arguments):
-            run_trial(job, trial, arguments, is_announced)
-        is_announced = True
-
     with hold:
+        waiting = [t for t in trials if training.overwrite or not (t.folder / METRICS_FILE).is_file()]
         for trial in tqdm(trials, f"{job.title}, trials", unit="trial", disable=is_silent):
-            if training.overwrite or not (trial.folder / METRICS_FILE).is_file():
-                run(trial)
+            if trial in waiting:
+                _run_held(job, trial, started, announces=trial is waiting[0])
             if training.search and training.should_save:
                 keep_best_weights([trial.folder for trial in trials])
         PartialState().wait_for_everyone()
         best = max(trials, key=lambda trial: read_metrics(trial.folder)["score"])
         if training.search and lacks_weights(best.folder):  # they gave way to a better trial of a larger grid
             best.args.overwrite = True
-            run(best)
+            _run_held(job, best, started, announces=not waiting)
         if not is_one and training.should_save:
             results = [read_metrics(trial.folder) for trial in trials]
             plot_task_curves({r["name"]: r["history"] for r in results}, folder / "curve.png", job.title)
@@ -281,7 +264,13 @@ def run_job(job: Job, folder: Path, training: FineTuningArguments, started: dict
     return read_metrics(folder)
 
 
-def run_trial(job: Job, trial: Trial, arguments: dict[str, Any], is_announced: bool = False) -> None:
+def _run_held(job: Job, trial: Trial, started: dict[str, Any], announces: bool) -> None:
+    arguments = _trial_arguments(trial, started)
+    with hold_folder(trial.args, trial.folder, trial.identity, arguments):
+        run_trial(job, trial, arguments, announces)
+
+
+def run_trial(job: Job, trial: Trial, arguments: dict[str, Any], announces: bool = True) -> None:
     """Fine-tune once, evaluate, and leave the model with its metrics, curve and card."""
     start = time.perf_counter()
     args, trains = trial.args, "train" in job.splits
@@ -290,15 +279,14 @@ def run_trial(job: Job, trial: Trial, arguments: dict[str, Any], is_announced: b
     model = job.build_model()
     if trains and args.calibrate_head:
         calibrate_head(model, job.splits["train"], job.collator, args.device)
-    if not is_announced:
+    if announces:
         counts = ", ".join(f"{name} {len(examples):,}" for name, examples in job.splits.items())
         announce(
             model=describe_model(model, f"from {job.facts['started_from']}"),
             data=f"{job.title}: {counts} examples",
             steps=describe_steps(args, len(job.splits["train"])) if trains else "",
         )
-    keeps_best = trains and args.load_best_model_at_end
-    timer = StepTimer()
+    keeps_best, timer = trains and args.load_best_model_at_end, StepTimer()
     parts = [name for name in job.splits if name != "train"]
     trainer = (job.trainer_class or FineTuningTrainer)(
         model=model,
@@ -330,7 +318,7 @@ def run_trial(job: Job, trial: Trial, arguments: dict[str, Any], is_announced: b
             "job": job.name,
             "score": measured["eval_score"],
             **{name: getattr(args, name) for name in ("seed", *values)},
-            "global_batch_size": args.train_batch_size * args.world_size * args.gradient_accumulation_steps,
+            "global_batch_size": global_batch(args),
             **job.facts,
             **trained,
             **measured,
@@ -340,9 +328,9 @@ def run_trial(job: Job, trial: Trial, arguments: dict[str, Any], is_announced: b
             "environment": describe_environment(),
             "history": trainer.history(),
         }
-        parts_of_all = {"train": trained, "eval": measured} if trains else {"eval": measured}
-        for name, metrics in {**parts_of_all, "all": trained | measured}.items():
-            write_json(trial.folder / f"{name}_results.json", metrics)
+        for name, metrics in (("train", trained), ("eval", measured), ("all", trained | measured)):
+            if metrics:
+                write_json(trial.folder / f"{name}_results.json", metrics)
         _report_trial(job, trial, result, arguments)
     finish_trackers(args)
     upload_run(args, trial.folder, f"Fine-tuned on {job.title}")
@@ -350,19 +338,13 @@ def run_trial(job: Job, trial: Trial, arguments: dict[str, Any], is_announced: b
 
 
 def predict(
-    model: PreTrainedModel,
-    examples: Dataset,
-    collator: Collator,
-    processing_class: Any,
-    training: FineTuningArguments,
-    folder: Path,
+    model: PreTrainedModel, examples: Dataset, collator: Collator, training: FineTuningArguments, folder: Path
 ) -> np.ndarray:
     """What a model answers to encoded examples, over all devices: logits `(num_examples, num_labels)`."""
     args = copy.copy(training)
     args.output_dir, args.eval_strategy, args.load_best_model_at_end = str(folder), IntervalStrategy.NO, False
     args.push_to_hub, args.report_to = False, []
-    trainer = FineTuningTrainer(model=model, args=args, data_collator=collator, processing_class=processing_class)
-    predictions = trainer.predict(examples).predictions
+    predictions = FineTuningTrainer(model=model, args=args, data_collator=collator).predict(examples).predictions
     return predictions[0] if isinstance(predictions, tuple) else predictions
 
 
@@ -441,18 +423,6 @@ def _trial_arguments(trial: Trial, started: dict[str, Any]) -> dict[str, Any]:
         arguments.pop("gradient_accumulation_steps", None)
         arguments["per_device_train_batch_size"] = trial.args.per_device_train_batch_size
     return arguments
-
-
-@contextmanager
-def _hold(
-    folder: Path, identity: RunIdentity, training: FineTuningArguments, arguments: dict[str, Any]
-) -> Iterator[None]:
-    """Hold a folder in the first process, while all of them are at work in it."""
-    with ExitStack() as stack:
-        with training.main_process_first(local=False):
-            if training.should_save:
-                stack.enter_context(claim_run_folder(folder, identity, arguments, training.overwrite))
-        yield
 
 
 def _evaluate(trainer: FineTuningTrainer, job: Job, parts: Sequence[str]) -> dict[str, float]:

@@ -1,8 +1,10 @@
 """Reading data sets with errors that people can act on."""
 
+import csv
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from datasets import Dataset, load_dataset
 from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
@@ -29,19 +31,16 @@ def explained_errors(name: str, local: str, configuration: str) -> Iterator[None
         cause = one_line(error.__cause__ or error)
         raise UserError(f"{name} cannot be read: {cause}; mend the file or leave it out.") from error
     except ConnectionError as error:
-        raise UserError(
-            f"{name} is not in the cache, and the Hub cannot be reached ({one_line(error)}); connect to the network, "
-            f"unset HF_HUB_OFFLINE, or read local data with {local}."
-        ) from error
+        what = f"{name} is not in the cache, and the Hub cannot be reached ({one_line(error)})"
+        remedy = f"connect to the network, unset HF_HUB_OFFLINE, or read local data with {local}"
+        raise UserError(f"{what}; {remedy}.") from error
     except DatasetNotFoundError as error:
         raise UserError(f"{one_line(error)} Check the id, log in with `hf auth login`, or use {local}.") from error
     except RuntimeError as error:
         if "scripts are no longer supported" not in str(error):
             raise
-        raise UserError(
-            f"{name} is loaded by a Python script, which the datasets library no longer runs; give a mirror with "
-            f"parquet files, the revision @refs/convert/parquet, or local data with {local}."
-        ) from error
+        remedy = f"give a mirror with parquet files, @refs/convert/parquet, or local data with {local}"
+        raise UserError(f"{name} is loaded by a Python script, which datasets no longer runs; {remedy}.") from error
     except (OSError, ValueError) as error:
         hint = configuration if "onfig" in str(error) else "check the path and the content"
         raise UserError(f"{name} cannot be read: {one_line(error)}; {hint}.") from error
@@ -59,16 +58,15 @@ def read_table_file(path: str | Path, cache_dir: str | None = None) -> Dataset:
         raise UserError(f"{path}: no such file; check the path (it is read from {Path.cwd()}).")
     if kind not in TABLE_READERS:
         raise UserError(f"{path}: files of type `{path.suffix}` cannot be read; give {', '.join(TABLE_READERS)}.")
-    if not path.stat().st_size:
-        raise UserError(f"{path} is empty; give a file with rows.")
-    options: dict = {"keep_default_na": False} if kind in (".csv", ".tsv") else {}
-    if kind == ".tsv":
-        options |= {"delimiter": "\t", "quoting": 3}
+    text: dict[str, Any] = {"keep_default_na": False}
+    options: dict[str, Any] = {".csv": text, ".tsv": {**text, "delimiter": "\t", "quoting": csv.QUOTE_NONE}}.get(
+        kind, {}
+    )
+    options |= {"data_files": {"rows": str(path)}, "split": "rows", "cache_dir": cache_dir}
     with explained_errors(str(path), "another file", "check the file"):
-        files = {"rows": str(path)}
         try:
-            return load_dataset(TABLE_READERS[kind], data_files=files, split="rows", cache_dir=cache_dir, **options)
-        except ValueError as error:
-            if "corresponds to no data" not in str(error):
+            return load_dataset(TABLE_READERS[kind], **options)
+        except Exception as error:
+            if path.stat().st_size and "corresponds to no data" not in str(error):
                 raise
             raise UserError(f"{path} is empty; give a file with rows.") from error

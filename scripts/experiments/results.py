@@ -9,14 +9,14 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from experiments.arguments import ROOT, UserError, one_line
+from experiments.arguments import ROOT, UserError, flag, one_line
 
 
 # Of the environment: they say how memory is taken and given back, which changes times on processors.
@@ -29,7 +29,7 @@ _SOURCES = ("modeling_sktformer", "scripts", "configuration")
 class ResultsArguments:
     """Where a table goes."""
 
-    results_dir: str = field(default="runs/results", metadata={"help": "Folder of the table, its data and pictures."})
+    results_dir: str = flag("runs/results", "Folder of the table, its data and pictures.")
 
 
 @contextlib.contextmanager

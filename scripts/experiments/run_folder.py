@@ -12,7 +12,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -22,7 +22,7 @@ from filelock import FileLock, Timeout
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from experiments.arguments import UserError
-from experiments.results import write_atomically, write_json
+from experiments.results import read_json, write_atomically, write_json
 
 
 logger = logging.getLogger(__name__)
@@ -111,8 +111,9 @@ def check_run_folder(
         return state
     # A data set may be written path:config.
     names = [os.path.expanduser(name) for word in inputs for name in (word, word.partition(":")[0]) if name]
-    paths = [path for name in names for path in (name, *glob.glob(name, recursive=True))]
-    for path in (Path.cwd(), *map(Path, paths)):
+    for path in map(
+        Path, [os.getcwd(), *names, *(path for name in names for path in glob.glob(name, recursive=True))]
+    ):
         if path.exists() and path.resolve().is_relative_to(folder.resolve()):
             raise UserError(f"--overwrite would delete {path}, which this run needs; choose another --output_dir.")
     return "new"
@@ -130,10 +131,9 @@ def claim_run_folder(
     if another process holds the folder, or it cannot be written.
     """
     folder = Path(folder)
+    existed, lock = folder.exists(), FileLock(folder / ".lock")
     try:
-        existed = folder.exists()
         folder.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(folder / ".lock")
         lock.acquire(timeout=0)
     except Timeout as error:
         remedy = "wait for it, or choose another folder"
@@ -147,7 +147,7 @@ def claim_run_folder(
         elif state == "grown":
             (folder / METRICS_FILE).unlink()
         if state in ("resumed", "grown"):
-            earlier = json.loads((folder / RUN_FILE).read_text(encoding="utf-8")).get("precision")
+            earlier = read_json(folder / RUN_FILE).get("precision")
             if earlier != identity.precision:
                 logger.warning("The run began in %s and goes on in %s.", earlier, identity.precision)
         if state != "finished":
@@ -170,19 +170,12 @@ def claim_run_folder(
 
 def find_checkpoint(folder: str | Path) -> str | None:
     """The newest complete checkpoint of a run: the Trainer writes `trainer_state.json` last."""
-    states = Path(folder).glob(f"{PREFIX_CHECKPOINT_DIR}-*/trainer_state.json")
-    complete = [state.parent for state in states if _is_json(state)]
-    newest = max(complete, key=lambda path: int(path.name.rsplit("-", 1)[1]), default=None)
-    return None if newest is None else str(newest)
-
-
-def _is_json(path: Path) -> bool:
-    """Whether a file holds whole JSON: not so where the disk was full."""
-    try:
-        json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:
-        return False
-    return True
+    complete: dict[int, str] = {}
+    for state in Path(folder).glob(f"{PREFIX_CHECKPOINT_DIR}-*/trainer_state.json"):
+        with suppress(ValueError):  # where the disk was full it is no JSON
+            json.loads(state.read_text(encoding="utf-8"))
+            complete[int(state.parent.name.rpartition("-")[2])] = str(state.parent)
+    return complete[max(complete)] if complete else None
 
 
 def _empty(folder: Path) -> None:

@@ -6,6 +6,8 @@ import math
 import os
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,8 +21,8 @@ from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainingArgu
 from transformers.integrations import get_reporting_integration_callbacks
 from transformers.trainer_utils import EvalLoopOutput, HubStrategy
 
-from experiments.arguments import ROOT, UserError, flag, one_line, require_at_least
-from experiments.run_folder import ARGUMENTS_FILE, RUN_FILE, RunIdentity
+from experiments.arguments import ROOT, Command, UserError, flag, one_line, require_at_least
+from experiments.run_folder import ARGUMENTS_FILE, RUN_FILE, RunIdentity, claim_run_folder
 
 
 logger = logging.getLogger(__name__)
@@ -50,14 +52,13 @@ _LOCAL_FILES = [
 class RunArguments(TrainingArguments):
     """The arguments of the Trainer and what a run of this project adds."""
 
+    output_dir: str | None = flag("runs/run", "Folder of the run.")
     overwrite: bool = flag(False, "Delete another run, or this one finished, from --output_dir.")
     global_batch_size: int | None = flag(
         None, "Sequences per optimizer step over all devices; gradient accumulation is worked out from it."
     )
     num_threads: int | None = flag(
-        None,
-        "Threads of each process on a processor. By default OMP_NUM_THREADS, or all cores where a launcher has set "
-        "that to 1 by itself.",
+        None, "Threads of a process; by default OMP_NUM_THREADS, or all cores where a launcher has set that to 1."
     )
     license: str = flag("apache-2.0", "Licence of the weights, for the model card.")
     language: str = flag("en", "Language of the text, for the model card.")
@@ -111,32 +112,49 @@ def training_identity(training: TrainingArguments, decides: dict[str, Any]) -> R
     names = [*_DECISIVE, *(_DECISIVE_FOR_THE_BEST if training.load_best_model_at_end else ())]
     values = {name: getattr(training, name) for name in names if hasattr(training, name)}
     values = {name: getattr(value, "value", value) for name, value in values.items()}
-    values["global_batch_size"] = _global_batch(training)
+    values["global_batch_size"] = global_batch(training)
     length = {"max_steps": training.max_steps, "num_train_epochs": training.num_train_epochs}
     return RunIdentity({"do_train": True} | values | decides, length, precision)
 
 
-def _global_batch(training: TrainingArguments) -> int:
+def global_batch(training: TrainingArguments) -> int:
+    """How many sequences make one optimizer step, over all devices."""
     return training.train_batch_size * training.world_size * training.gradient_accumulation_steps
 
 
 def accumulation_steps(training: TrainingArguments, global_batch_size: int) -> int:
     """How many batches of all devices make one optimizer step; a `UserError` if no whole number of them does."""
-    at_once = training.train_batch_size * training.world_size
-    steps, rest = divmod(global_batch_size, at_once)
-    if rest or steps < 1:
+    each, devices = training.per_device_train_batch_size, training.world_size
+    at_once = training.train_batch_size * devices
+    if global_batch_size % at_once or global_batch_size < 1:
+        what = f"--global_batch_size {global_batch_size} is not a multiple of {at_once}, which is what {devices}"
         raise UserError(
-            f"--global_batch_size {global_batch_size} is not a multiple of {at_once}, which is what "
-            f"{training.world_size} device(s) with --per_device_train_batch_size "
-            f"{training.per_device_train_batch_size} read at once; change one of the two."
+            f"{what} device(s) with --per_device_train_batch_size {each} read at once; change one of them."
         )
-    return steps
+    return global_batch_size // at_once
+
+
+@contextmanager
+def hold_folder(training: RunArguments, folder: str | Path, identity: RunIdentity, arguments: dict) -> Iterator[None]:
+    """Hold a folder as [`claim_run_folder`] in the first process, while all of them are at work in it."""
+    with ExitStack() as stack:
+        with training.main_process_first(local=False):
+            if training.should_save:
+                stack.enter_context(claim_run_folder(folder, identity, arguments, training.overwrite))
+        yield
 
 
 def silence_bars() -> None:
     """Stop the libraries' bars, of which every step would be a line in a log file."""
     datasets.disable_progress_bars()
     transformers.utils.logging.disable_progress_bar()
+
+
+def announce_run(command: Command, **facts: str) -> None:
+    """[`announce`] what every run has, around what is particular to one: the recipe, the devices and the notes."""
+    training = command.groups[-1]
+    recipe, devices = describe_recipe(command.recipes, training), describe_devices(training)
+    announce(recipe=recipe, **facts, devices=devices, note=" ".join(command.notes))
 
 
 def announce(**facts: str) -> None:
@@ -160,12 +178,12 @@ def describe_recipe(recipes: list[str], training: TrainingArguments) -> str:
 
 def describe_steps(training: TrainingArguments, num_examples: int | None) -> str:
     """Words for [`announce`]: how many steps of how many sequences; `num_examples` is None for a stream."""
-    batch, steps, epochs = _global_batch(training), training.max_steps, training.num_train_epochs
-    if num_examples is not None:
-        per_epoch = max(1, math.ceil(num_examples / batch))
-        steps, epochs = (steps, steps / per_epoch) if steps > 0 else (math.ceil(epochs * per_epoch), epochs)
-    passes = "" if num_examples is None else f", {epochs:.3g} pass(es) over the data"
-    return f"{steps:,} of {batch} sequences{passes}"
+    batch, steps, epochs = global_batch(training), training.max_steps, training.num_train_epochs
+    if num_examples is None:
+        return f"{steps:,} of {batch} sequences"
+    per_epoch = max(1, math.ceil(num_examples / batch))
+    steps, epochs = (steps, steps / per_epoch) if steps > 0 else (math.ceil(epochs * per_epoch), epochs)
+    return f"{steps:,} of {batch} sequences, {epochs:.3g} pass(es) over the data"
 
 
 def describe_devices(training: TrainingArguments) -> str:
@@ -193,8 +211,8 @@ def upload_run(training: TrainingArguments, folder: str | Path, message: str) ->
             ignore_patterns=_LOCAL_FILES,
         )
     except OSError as error:
-        problem = f"finished, but it was not uploaded ({one_line(error)}); the same command tries again"
-        raise UserError(f"{folder} holds the run, {problem}.") from error
+        problem = f"it was not uploaded ({one_line(error)}); the same command tries again"
+        raise UserError(f"{folder} holds the run, finished, but {problem}.") from error
     logger.info("%s is on the Hub as %s.", folder, repo.repo_id)
 
 
@@ -277,10 +295,7 @@ class StepTimer(TrainerCallback):
 def _check_values(training: RunArguments) -> None:
     if not 0 <= training.seed < 2**32:
         raise UserError(f"--seed {training.seed} must lie between 0 and {2**32 - 1}.")
-    for name in ("learning_rate", "weight_decay", "max_grad_norm", "warmup_steps"):
-        value = getattr(training, name)
-        if not (math.isfinite(value) and value >= 0):
-            raise UserError(f"--{name} {value:g} must be a number of at least 0.")
+    require_at_least(0, training, "learning_rate", "weight_decay", "max_grad_norm", "warmup_steps")
     if training.max_steps <= 0 and training.num_train_epochs <= 0:
         raise UserError(f"--num_train_epochs {training.num_train_epochs:g} must be more than 0.")
 
@@ -297,10 +312,8 @@ def _check_trackers(training: TrainingArguments) -> None:
 def _check_upload(training: TrainingArguments, given: dict[str, Any]) -> None:
     """Find out now, and not after hours of training, that nothing can be uploaded."""
     if "hub_strategy" in given and training.hub_strategy != HubStrategy.END:
-        raise UserError(
-            f"--hub_strategy {HubStrategy(training.hub_strategy).value} uploads a folder as it is, with the paths of "
-            "this machine in it; leave it out: a run is uploaded when it is finished."
-        )
+        what = f"--hub_strategy {HubStrategy(training.hub_strategy).value} uploads a folder as it is"
+        raise UserError(f"{what}, with paths of this machine; leave it out: a finished run is uploaded.")
     training.hub_strategy = HubStrategy.END
     try:
         whoami(token=training.hub_token)
@@ -313,15 +326,11 @@ def _check_processes(training: TrainingArguments) -> None:
     training.dataloader_pin_memory = training.dataloader_pin_memory and training.device.type == "cuda"
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     if processes > training.world_size:
-        raise UserError(
-            f"{processes} processes were launched but each would train alone: there is no accelerator for them. "
-            "Add --use_cpu to train on processors."
-        )
+        remedy = "there is no accelerator for them; add --use_cpu to train on processors"
+        raise UserError(f"{processes} processes were launched but each would train alone: {remedy}.")
     if training.n_gpu > 1:
-        raise UserError(
-            f"{training.n_gpu} GPUs are seen by a single process, which would multiply the batch; start with "
-            "`accelerate launch` or `torchrun`, or show it one with CUDA_VISIBLE_DEVICES=0."
-        )
+        remedy = "start with `accelerate launch` or `torchrun`, or show it one with CUDA_VISIBLE_DEVICES=0"
+        raise UserError(f"{training.n_gpu} GPUs are seen by a single process, which multiplies the batch; {remedy}.")
 
 
 def _set_threads(training: RunArguments) -> None:

@@ -1,9 +1,11 @@
 """What a run reads: its tokenizer, and as many blocks as are asked for."""
 
+from types import SimpleNamespace
+
 import pytest
 from datasets import Dataset
 
-from experiments.arguments import UserError, parse_args
+from experiments.arguments import Command, UserError, parse_args
 from experiments.text import blocks as blocks_module
 from experiments.text.blocks import Blocks, MaskedLMArguments, load_blocks, spread, train_tokenizer_once
 from experiments.text.corpus import CorpusArguments, load_corpus
@@ -16,7 +18,9 @@ def load(tmp_path, mlm: MaskedLMArguments, model_type: str = "sktformer", **flag
     validation = write(tmp_path / "validation.txt", "\n\n".join(texts[:60]))
     flags = {"train_file": [path], "validation_file": [validation], "cache_dir": str(tmp_path / "cache")} | flags
     arguments = CorpusArguments(**flags)
-    return load_blocks(load_corpus(arguments), make_tokenizer(), model_type, arguments, mlm, 0, 1)
+    training = SimpleNamespace(seed=0, world_size=1, dataloader_num_workers=0)
+    command = Command((None, arguments, mlm, training), {}, [])
+    return load_blocks(command, load_corpus(arguments), make_tokenizer(), model_type)
 
 
 def test_the_whole_text_is_used_where_it_is_small(tmp_path):

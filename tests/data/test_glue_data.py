@@ -9,7 +9,7 @@ import pytest
 
 from experiments.arguments import UserError
 from experiments.glue.tasks import DIAGNOSTICS, TASKS, GlueArguments, load_split, load_tests
-from experiments.text.classifier import encode_texts
+from experiments.text.classifier import encode_texts, make_collator
 from support.glue_rows import make_rows, make_tokenizer, write_rows, write_tasks
 
 
@@ -265,12 +265,12 @@ def test_texts_become_tokens_without_padding(tmp_path, load):
         {"sentence1": "a", "sentence2": "b", "label": 0},
     ]
     read = load(write_rows(tmp_path / "rows.jsonl", rows), "rte")
-    whole = encode_texts(read, TASKS["rte"].columns, tokenizer, 128)
+    whole = encode_texts(read, TASKS["rte"].columns, make_collator(tokenizer, 128))
     assert whole["label"] == [1, 0]
     assert [len(ids) for ids in whole["input_ids"]] == [14, 5]
     assert whole["input_ids"][0] == tokenizer(rows[0]["sentence1"], rows[0]["sentence2"])["input_ids"]
     assert whole["token_type_ids"][0] == [0] * 10 + [1] * 4
     # Of a pair the longer text is cut, until both are equally long.
-    cut = encode_texts(read, TASKS["rte"].columns, tokenizer, 9, workers=2)
+    cut = encode_texts(read, TASKS["rte"].columns, make_collator(tokenizer, 9), workers=2)
     assert tokenizer.decode(cut["input_ids"][0]) == "[CLS] the cat sees [SEP] the bird. [SEP]"
     assert set(whole.column_names) == {"input_ids", "token_type_ids", "attention_mask", "label"}

@@ -20,7 +20,6 @@ import run_lra
 import train_tokenizer
 from experiments.arguments import parse_args
 from experiments.comparisons.tables import TABLES
-from experiments.models import ModelArguments
 from experiments.text.corpus import CorpusArguments
 from modeling_sktformer import SKTformerConfig, SKTformerForMaskedLM, available_presets, load_preset
 
@@ -32,12 +31,7 @@ DOCUMENTS = [
     ROOT / "configuration" / "README.md",
 ]
 SCRIPTS: dict[str, list[type]] = {
-    "pretrain_mlm.py": [
-        ModelArguments,
-        CorpusArguments,
-        pretrain_mlm.MaskedLMArguments,
-        pretrain_mlm.PretrainingArguments,
-    ],
+    "pretrain_mlm.py": list(pretrain_mlm.ARGUMENTS),
     "train_tokenizer.py": [train_tokenizer.TokenizerArguments, CorpusArguments],
     "run_glue.py": list(run_glue.ARGUMENTS),
     "run_classification.py": list(run_classification.ARGUMENTS),

@@ -21,13 +21,12 @@ from experiments.lra.published import TASK_NAMES
 from experiments.lra.tasks import TASKS as LRA_TASKS
 from experiments.models import ModelArguments, build_config
 from experiments.runs import read_runs
-from experiments.text.corpus import CorpusArguments
 from experiments.training import RunArguments
 from modeling_sktformer import SKTformerConfig, SKTformerForMaskedLM, available_presets, load_preset
 
 
 CONFIGURATION = Path(__file__).parents[2] / "configuration"
-PRETRAINING = (ModelArguments, CorpusArguments, pretrain_mlm.MaskedLMArguments, pretrain_mlm.PretrainingArguments)
+PRETRAINING = pretrain_mlm.ARGUMENTS
 # Recipes that are read behind another one, and which.
 OVERLAYS = {
     "classification/long_documents.yaml": "classification/base.yaml",

@@ -15,7 +15,7 @@ from modeling_sktformer import (
     smoothing,
 )
 from modeling_sktformer.circle import Circle, add_folded_stem, choose_circle, count_multiply_adds
-from modeling_sktformer.lengthening import fit_filter, resize_filter, short_transform_length, shorten_filter
+from modeling_sktformer.lengthening import resize_filter, short_transform_length, shorten_filter
 from modeling_sktformer.sequences import Sequences
 from modeling_sktformer.smoothing import FourierConvolution, Smoother, fourier_convolution
 from support.builders import call, gradients, make_batch, make_config, make_model, token_outputs
@@ -114,15 +114,14 @@ def test_the_chosen_circle_gives_the_circular_sum(length, num_positions):
 
 def test_a_circle_that_is_too_short_would_not_do():
     model, inputs = Convolution(64), make_inputs(1, 9)
-    short = fit_filter(model.convolution.filter.detach(), 64, 16)
+    short = shorten_filter(model.convolution.filter.detach(), 64, 16)
     difference = fourier_convolution(inputs, short, NUM_SEGMENTS, 16) - model.on_the_whole_circle(inputs)
     assert difference.abs().max() > 0.01
 
 
 def test_a_filter_on_its_own_circle_is_taken_as_it_is():
     filter = torch.randn(WIDTH, 33, 2)
-    assert fit_filter(filter, 64, 64) is filter
-    assert_same(fit_filter(filter, 64, 24), shorten_filter(filter, 64, 24))
+    assert shorten_filter(filter, 64, 64) is filter
 
 
 @pytest.mark.parametrize(

@@ -481,7 +481,7 @@ def test_the_best_model_on_the_evaluation_part_is_kept(tmp_path):
     assert scores[12] < best
     model = SKTformerForSequenceClassification.from_pretrained(tmp_path / "best")
     examples = make_job().splits["validation"]
-    logits = predict(model, examples, pad, None, make_arguments(tmp_path / "best"), tmp_path / "predictions")
+    logits = predict(model, examples, pad, make_arguments(tmp_path / "best"), tmp_path / "predictions")
     assert float(np.mean(logits.argmax(-1) == np.array(examples["label"]))) == best
     assert str(tmp_path) not in (tmp_path / "best" / "metrics.json").read_text()
     # Any other metric may say what is best.

@@ -361,7 +361,7 @@ def test_two_processes_train_as_one(tmp_path, recipe):
         (["--resume_from_checkpoint", "nowhere"], "--resume_from_checkpoint nowhere"),
         (["--global_batch_size", "-8"], "not a multiple"),
         (["--push_to_hub", "--hub_model_id", "me/mine"], "cannot reach the Hub"),
-        (["--learning_rate", "-1"], "--learning_rate -1"),
+        (["--learning_rate", "-1"], "--learning_rate is -1"),
         (["--report_to", "carrier_pigeon"], "--report_to .*carrier_pigeon"),
         (["--max_steps", "5", "--num_train_epochs", "1"], "contradict each other"),
         (["--do_predict"], "--do_predict is for labels"),

@@ -163,7 +163,7 @@ def test_it_learns_and_halves_its_rate(run, tmp_path):
         (["--prediction_length", "100"], "the validation part has .* time steps"),
         (["--model_config", "[]"], "--model_config must be a mapping"),
         (["--model_config", '{"hidden_size": 7}'], "No sktformer can be made of these fields"),
-        (["--config_overrides", "num_harmonix=3"], "No sktformer can be made of these fields"),
+        (["--config_overrides", "num_harmonix=3"], "`num_harmonix=3` is not field=value with a field"),
         (["--config_overrides", "prediction_length=3"], "has a flag of its own"),
         (["--learning_rate_decay", "2"], "--learning_rate_decay is 2; it must lie between 0 and 1"),
         (["--data_file", "none.csv"], "none.csv: no such file"),

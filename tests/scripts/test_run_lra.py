@@ -219,7 +219,7 @@ def test_accuracy_counts_every_example_once(run, tmp_path):
     found = []
     for batch in (1, 7, 32, 1000):
         training.per_device_eval_batch_size = batch
-        logits = predict(model, examples, collate, None, training, tmp_path)  # type: ignore[arg-type]
+        logits = predict(model, examples, collate, training, tmp_path)  # type: ignore[arg-type]
         found.append((logits.argmax(-1) == examples.labels).mean())
     assert len(set(found)) == 1
 

@@ -151,8 +151,8 @@ def test_what_decides_which_checkpoint_is_kept_decides_the_result(tmp_path, flag
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--learning_rate", "-1"], "--learning_rate -1"),
-        (["--learning_rate", "nan"], "--learning_rate nan"),
+        (["--learning_rate", "-1"], "--learning_rate is -1"),
+        (["--learning_rate", "nan"], "--learning_rate is nan"),
         (["--weight_decay", "-0.1"], "--weight_decay"),
         (["--num_train_epochs", "0"], "--num_train_epochs 0"),
         (["--report_to", "wandb"], "--report_to .*wandb"),

@@ -1,7 +1,7 @@
 """What a pre-trained SKTformer loses when it is lengthened, without further training."""
 
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import gettempdir
 
@@ -9,7 +9,7 @@ from tqdm import tqdm
 from transformers import TrainingArguments
 
 from experiments import results
-from experiments.arguments import UserError
+from experiments.arguments import UserError, flag
 from experiments.models import ModelArguments, build_masked_lm, load_tokenizer
 from experiments.text.blocks import MASKED_LM_TOKENS
 from experiments.text.corpus import CorpusArguments, load_corpus
@@ -23,8 +23,8 @@ from modeling_sktformer import SKTformerForMaskedLM
 class LengtheningArguments:
     """What is lengthened."""
 
-    model_name_or_path: str = field(default="runs/quickstart", metadata={"help": "A pre-trained SKTformer."})
-    factors: list[int] = field(default_factory=lambda: [2, 4], metadata={"help": "Multiples of its length."})
+    model_name_or_path: str = flag("runs/quickstart", "A pre-trained SKTformer.")
+    factors: list[int] = flag([2, 4], "Multiples of its length.")
 
     def __post_init__(self) -> None:
         if min(self.factors, default=0) < 2:
@@ -75,15 +75,14 @@ def analyze(
     cases = [(length, "none", length)]
     for long in (factor * length for factor in arguments.factors):
         cases += [(long, rule, size) for rule in ("tile", "last") for size in (length, long)]
-    losses = [evaluate(*case) for case in tqdm(cases, "lengthening", unit="evaluation", disable=None)]
+    rows = [(*case, evaluate(*case)) for case in tqdm(cases, "lengthening", unit="evaluation", disable=None)]
     environment, command = results.describe_environment(), results.command_line()
     text = ", ".join(source.description or source.name for source in corpus.validation)
     header = ["length of the model", "new positions", "length of the inputs", "evaluation loss"]
-    rows = [(*case, loss) for case, loss in zip(cases, losses, strict=True)]
-    values = {"command": command, "environment": environment}
+    entries = [dict(zip(header, row, strict=True)) for row in rows]
     return results.write_results(
         Path(places.results_dir) / "lengthening",
-        values | {"rows": [dict(zip(header, row, strict=True)) for row in rows]},
+        {"command": command, "environment": environment, "rows": entries},
         [
             "# Lengthening without further training",
             f"Evaluation loss (nats per masked token) of {Path(name).name} on {text}, at its own length and after "

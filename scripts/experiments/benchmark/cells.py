@@ -1,19 +1,19 @@
 """What is timed together: the steps of a cell of the results, in interleaved rounds, each probed alone before."""
 
 import contextlib
-import gc
 import statistics
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, Literal
 
 import psutil
 import torch
+from accelerate.utils import release_memory
 from tqdm import tqdm
 
-from experiments.arguments import UserError
+from experiments.arguments import UserError, flag, require_at_least
 from experiments.benchmark import measurement
 from experiments.benchmark.counts import count_step
 from experiments.benchmark.measurement import KILLED, OUT_OF_MEMORY, Probe, failure_reason, median_ratio
@@ -33,20 +33,17 @@ RATIOS = ("speed_ratio", "cpu_speed_ratio", "expected_speed_ratio", "memory_rati
 class MeasurementArguments:
     """How steps are measured."""
 
-    rounds: int = field(default=7, metadata={"help": "How often each step is timed."})
-    warmup: int = field(default=2, metadata={"help": "Calls before those that count, in each round."})
-    time_limit_s: float = field(
-        default=60.0, metadata={"help": "A slower step is timed in fewer rounds and left out at greater lengths."}
-    )
-    device: Literal["auto", "cpu", "cuda"] = field(default="auto", metadata={"help": "Where the models run."})
-    compile: bool = field(default=False, metadata={"help": "Compile every model with torch.compile."})
+    rounds: int = flag(7, "How often each step is timed.")
+    warmup: int = flag(2, "Calls before those that count, in each round.")
+    time_limit_s: float = flag(60.0, "A slower step is timed in fewer rounds and left out at greater lengths.")
+    device: Literal["auto", "cpu", "cuda"] = flag("auto", "Where the models run.")
+    compile: bool = flag(False, "Compile every model with torch.compile.")
 
     def __post_init__(self) -> None:
-        for flag in ("rounds", "time_limit_s"):
-            if getattr(self, flag) <= 0:
-                raise UserError(f"--{flag} {getattr(self, flag)} must be more than 0.")
-        if self.warmup < 0:
-            raise UserError(f"--warmup {self.warmup} must not be negative.")
+        require_at_least(1, self, "rounds")
+        require_at_least(0, self, "warmup")
+        if self.time_limit_s <= 0:
+            raise UserError(f"--time_limit_s {self.time_limit_s:g} must be more than 0.")
         if self.device == "cuda" and not torch.cuda.is_available():
             raise UserError("--device cuda: there is no CUDA device here; leave the flag out or pass --device cpu.")
         self.device = "cpu" if self.device == "cpu" or not torch.cuda.is_available() else "cuda"
@@ -87,11 +84,11 @@ def measure_cell(
     """Measure one cell as [`measure_cells`] does; `progress` moves on by one for each probe and each round."""
     reasons: dict[Any, str | None] = {}
     probes: dict[Workload, Probe] = {}
-    turns: dict[Any, Callable[[], dict[str, float]]] = {}
+    turns: dict[Any, measurement.Turn] = {}
     limit = arguments.time_limit_s
     for workload in cell.workloads:
-        unsupported = unsupported_reason(workload.model, workload.positions)
-        reasons[workload] = unsupported or reason_from_shorter(earlier, workload, limit)
+        reason = unsupported_reason(workload.model, workload.positions)
+        reasons[workload] = reason or reason_from_shorter(earlier, workload, limit)
         if reasons[workload] is None:
             try:
                 probes[workload] = probe_step(workload, setting)
@@ -102,9 +99,7 @@ def measure_cell(
     rounds = {name: max(1, int(arguments.rounds * min(1, limit / probes[name].wall))) for name in turns}
     times = measurement.time_in_turn(turns, rounds, reasons, progress)
     turns.clear()
-    gc.collect()
-    if setting.device == "cuda":
-        torch.cuda.empty_cache()
+    release_memory()
     rows: dict[Workload, dict[str, Any]] = {}
     for workload in cell.workloads:
         rows[workload] = row = {**asdict(workload), "reason": reasons[workload]}
@@ -129,7 +124,7 @@ def reason_from_shorter(rows: Sequence[Mapping], workload: Workload, time_limit:
     return f"over {time_limit:g} s" if seconds > time_limit else None
 
 
-def prepare_turn(workload: Workload, setting: Setting, warmup: int) -> Callable[[], dict[str, float]]:
+def prepare_turn(workload: Workload, setting: Setting, warmup: int) -> measurement.Turn:
     """A step's turn, in a process of its own; but a device is slow to open and a model to compile for that."""
     measure = partial(measurement.median_times, warmup=warmup)
     if setting.device == "cpu" and not setting.compile:
@@ -140,11 +135,10 @@ def prepare_turn(workload: Workload, setting: Setting, warmup: int) -> Callable[
 
 def probe_step(workload: Workload, setting: Setting) -> Probe:
     """Measure one step's memory, alone; fails if it cannot be made or taken."""
-    probe = partial(measurement.probe_memory, device=setting.device)
+    probe, make = partial(measurement.probe_memory, device=setting.device), partial(make_warm_step, workload, setting)
     limit = int(0.9 * psutil.virtual_memory().available) if setting.device == "cpu" else None
     # Compiled code starts threads, which do not survive a fork.
-    preload = () if setting.compile else _PRELOADED
-    return measurement.run_alone(probe, partial(make_warm_step, workload, setting), limit, preload)
+    return measurement.run_alone(probe, make, limit, () if setting.compile else _PRELOADED)
 
 
 def summarise(times: list[dict[str, float]], probe: Probe) -> dict[str, Any]:

@@ -95,12 +95,9 @@ class OperatorCounter(TorchDispatchMode):
             sizes[0] = min(sizes[0], _num_bytes(result))
         elif packet in _OVERWRITES:
             sizes[0] = 0
-        moved = sum(sizes) + sum(map(_num_bytes, written))
         self.operators += 1
-        if packet in _PRODUCTS:
-            self.product_bytes += moved
-        else:
-            self.other_bytes += moved
+        where = "product_bytes" if packet in _PRODUCTS else "other_bytes"
+        vars(self)[where] += sum(sizes) + sum(map(_num_bytes, written))
         if packet in _FORMULAS:
             self.flops += _FORMULAS[packet](*args, **(kwargs or {}), out_val=result)
         return result
@@ -123,16 +120,15 @@ def _attend(
     is_causal: bool = False,
     **options: Any,
 ) -> torch.Tensor:
-    scale = options.get("scale")
+    inputs, scale = (query, key, value), options.get("scale")
     if attn_mask is None and query.dtype != torch.float32:
-        return _aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, scale=scale)[0]
+        return _aten._scaled_dot_product_flash_attention(*inputs, dropout_p, is_causal, scale=scale)[0]
     if attn_mask is not None:
         if attn_mask.dtype == torch.bool:
             attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill_(~attn_mask, -math.inf)
         attn_mask = attn_mask.expand(*query.shape[:-1], key.shape[-2])
-    return _aten._scaled_dot_product_efficient_attention(
-        query, key, value, attn_mask, True, dropout_p, is_causal, scale=scale
-    )[0]
+    attend = _aten._scaled_dot_product_efficient_attention
+    return attend(*inputs, attn_mask, True, dropout_p, is_causal, scale=scale)[0]
 
 
 def count_step(workload: Workload, setting: Setting) -> dict[str, float]:
@@ -198,15 +194,14 @@ def format_counts(rows: Sequence[Mapping]) -> list[str]:
     """A table of layers for each batch, as paragraphs of Markdown."""
     tables: dict[str, list[list[str]]] = {}
     for row in rows:
-        title = f"### {SIZES[row['size']]}, {row['batch_size']} x {row['length']:,} tokens"
-        cells = [MODELS[row["model"]].title, "yes" if row["masked"] else "no"]
+        cells = [row["reason"], *[""] * 5]
         if row["reason"] is None:
-            cells += [f"{row[f'{phase}_operators']:.4g}" for phase in ("forward", "backward")]
+            cells = [f"{row[f'{phase}_operators']:.4g}" for phase in ("forward", "backward")]
             cells += [f"{row[f'{what}_bytes'] / 2**20:,.0f}" for what in ("product", "other", "kept")]
             cells.append(f"{row['multiply_adds'] / 1e6:.2f}")
-        else:
-            cells += [row["reason"], *[""] * 5]
-        tables.setdefault(title, []).append(cells)
+        title = f"### {SIZES[row['size']]}, {row['batch_size']} x {row['length']:,} tokens"
+        model = [MODELS[row["model"]].title, "yes" if row["masked"] else "no"]
+        tables.setdefault(title, []).append([*model, *cells])
     header = ["model", "mask", "operators forward", "backward", "MiB in products", "MiB elsewhere", "MiB kept"]
     header.append("million multiply-adds a token")
     return [text for title, cells in tables.items() for text in (title, "\n".join(format_table(header, cells)))]

@@ -28,6 +28,7 @@ SHORT_STEP_S = 1.0
 MAX_CALLS = 20
 Result = TypeVar("Result")
 StepMaker = Callable[[], Callable[[], Any]]
+Turn = Callable[[], dict[str, float]]
 
 
 @dataclass
@@ -39,10 +40,7 @@ class Probe:
 
 
 def time_in_turn(
-    turns: dict[Any, Callable[[], dict[str, float]]],
-    rounds: Mapping[Any, int],
-    failures: dict[Any, str | None],
-    progress: tqdm,
+    turns: dict[Any, Turn], rounds: Mapping[Any, int], failures: dict[Any, str | None], progress: tqdm
 ) -> dict[Any, list[dict[str, float]]]:
     """
     Time several steps in turn, A B C, A B C ..., so that a slow minute of the machine meets all of them.

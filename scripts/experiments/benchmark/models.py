@@ -117,11 +117,8 @@ def build_config(workload: Workload, num_layers: int | None) -> PreTrainedConfig
 
 def unsupported_reason(name: str, length: int) -> str | None:
     """Why a model cannot take inputs of a length, in a few words; None if nothing is known against it."""
-    if name == "nystromformer" and length % min(64, length // 2):
-        return f"not a multiple of {min(64, length // 2)}"
-    if name == "reformer" and length > 64 and length % 64:
-        return "not a multiple of 64"
-    return None
+    block = min(length, {"nystromformer": min(64, length // 2), "reformer": 64}.get(name, 1))
+    return f"not a multiple of {block}" if length % block else None
 
 
 def build_model(name: str, config: PreTrainedConfig) -> PreTrainedModel:
@@ -169,9 +166,8 @@ def make_inputs(workload: Workload, setting: Setting) -> dict[str, torch.Tensor]
         inputs["input_ids"] *= inputs["attention_mask"]
         if workload.model == "nystromformer":
             # The mask of pairs of tokens that transformers makes does not fit its landmarks.
-            precision = PRECISIONS[setting.precision]
-            kept = inputs["attention_mask"][:, None, None].to(precision)
-            inputs["attention_mask"] = (1 - kept) * torch.finfo(precision).min
+            dropped = 1 - inputs["attention_mask"][:, None, None].to(PRECISIONS[setting.precision])
+            inputs["attention_mask"] = dropped * torch.finfo(dropped.dtype).min
     return {name: tensor.to(setting.device) for name, tensor in inputs.items()}
 
 

@@ -57,10 +57,10 @@ def profile_step(workload: Workload, setting: Setting, rounds: int, warmup: int)
         times.append(sum_parts(cast(Any, profiler.events()), setting.device))
     rows: list[dict[str, Any]] = []
     for part in dict.fromkeys(part for of_round in times for part, _ in of_round):
-        row: dict[str, Any] = {"part": part}
-        for phase in ("forward", "backward"):
-            row[f"{phase}_ms"] = statistics.median(of_round.get((part, phase), 0.0) for of_round in times) / 1000
-        rows.append(row)
+        phases = [[of_round[part, phase] / 1000 for of_round in times] for phase in ("forward", "backward")]
+        rows.append(
+            {"part": part} | dict(zip(("forward_ms", "backward_ms"), map(statistics.median, phases), strict=True))
+        )
     total = sum(row["forward_ms"] + row["backward_ms"] for row in rows)
     return [row | {"share": (row["forward_ms"] + row["backward_ms"]) / total} for row in rows]
 
@@ -86,18 +86,15 @@ def sum_parts(events: Sequence[Any], device: str) -> dict[tuple[str, str], float
         owner = event
         while owner is not None and not owner.name.startswith((_PART, _NODE)):
             owner = owner.cpu_parent
+        phase = "forward"
         if owner is None:
-            key = "outside of the modules", "forward"
+            part = "outside of the modules"
         elif owner.name.startswith(_PART):
-            key = owner.name.removeprefix(_PART), "forward"
-            parts[event.sequence_nr] = key[0]
+            part = parts[event.sequence_nr] = owner.name.removeprefix(_PART)
         else:
-            accumulates = "AccumulateGrad" in owner.name
-            key = (
-                "gradients of weights" if accumulates else parts.get(owner.sequence_nr, "between the modules"),
-                "backward",
-            )
-        times[key] += event.self_device_time_total if device == "cuda" else event.self_cpu_time_total
+            phase, part = "backward", parts.get(owner.sequence_nr, "between the modules")
+            part = "gradients of weights" if "AccumulateGrad" in owner.name else part
+        times[part, phase] += event.self_device_time_total if device == "cuda" else event.self_cpu_time_total
     return times
 
 

@@ -71,12 +71,10 @@ def open_section(flags: Mapping[str, Any], path: Path, merge: bool) -> dict[str,
         **{"finished": False, "rows": []},
     }
     earlier = load_sections(path)
-    others = [entry for entry in earlier if entry["key"] != section["key"]]
+    others = [section_title(entry) for entry in earlier if entry["key"] != section["key"]]
     if others and not merge:
-        raise UserError(
-            f"{path}.json holds results of other settings ({section_title(others[0])}); pass --merge to keep them "
-            "beside these, or choose another --results_dir."
-        )
+        remedy = "pass --merge to keep them beside these, or choose another --results_dir"
+        raise UserError(f"{path}.json holds results of other settings ({others[0]}); {remedy}.")
     for entry in earlier:
         same_machine = {**entry["environment"], "commit": None} == {**environment, "commit": None}
         if entry["plan"] == section["plan"] and same_machine and not entry["finished"]:
@@ -87,12 +85,9 @@ def open_section(flags: Mapping[str, Any], path: Path, merge: bool) -> dict[str,
 def load_sections(path: Path) -> list[dict[str, Any]]:
     """What the results hold already."""
     path = path.with_name(f"{path.name}.json")
-    if not path.is_file():
-        return []
     try:
-        sections = json.loads(path.read_text(encoding="utf-8"))["sections"]
-        keys = [{name: section["key"][name] for name in _SETTINGS} for section in sections]
-        return [section | {"key": key} for section, key in zip(sections, keys, strict=True)]
+        sections = json.loads(path.read_text(encoding="utf-8"))["sections"] if path.is_file() else []
+        return [section | {"key": {name: section["key"][name] for name in _SETTINGS}} for section in sections]
     except (ValueError, KeyError, TypeError) as error:
         what = f"{path} holds no results of this script ({one_line(error)})"
         raise UserError(f"{what}; choose another --results_dir.") from error
@@ -128,7 +123,7 @@ def section_title(section: Mapping) -> str:
         key["precision"],
         "compiled" if key["compile"] else "",
         {"cpu": "CPU", "cuda": "GPU"}.get(key["device"], ""),
-        f"dropout {', '.join(f'{value:g}' for value in dropout)}" if dropout != [0.0, 0.1] else "",
+        f"dropout {', '.join(map('{:g}'.format, dropout))}" if dropout != [0.0, 0.1] else "",
     ]
     return ", ".join(filter(None, words))
 
@@ -137,10 +132,9 @@ def picture_name(section: Mapping, name: str) -> str:
     """The file of a section's picture, the same one for the same settings."""
     key = section["key"]
     batch = f"{key['tokens_per_batch']}tokens" if key["tokens_per_batch"] else key["batch_size"]
+    dropout = key["dropout"] if key["dropout"] != [0.0, 0.1] else []
     words = [name, *key["size"], f"{key['num_layers'] or ''}x{batch}", key["precision"], key["device"]]
-    words += ["compile"] if key["compile"] else []
-    words += [f"{value:g}" for value in key["dropout"]] if key["dropout"] != [0.0, 0.1] else []
-    return f"{'-'.join(words)}.png"
+    return "-".join([*words, *["compile"] * key["compile"], *map("{:g}".format, dropout)]) + ".png"
 
 
 def section_groups(section: Mapping) -> dict[str, list[dict]]:
@@ -159,9 +153,9 @@ def format_document(sections: Sequence[Mapping], name: str) -> list[str]:
     comparisons = list(dict.fromkeys(section["key"]["comparison"] for section in sections))
     measured = {row["model"] for section in sections for row in section["rows"]}
     notes = [f"- {model.title}: {model.note}" for name, model in MODELS.items() if name in measured and model.note]
-    paragraphs = [f"# {COMPARISONS[comparisons[0]][0]}", *(COMPARISONS[comparison][1] for comparison in comparisons)]
-    paragraphs += ["\n".join(notes)] if notes else []
-    return paragraphs + [paragraph for section in sections for paragraph in format_section(section, name)]
+    titles, texts = zip(*(COMPARISONS[comparison] for comparison in comparisons), strict=True)
+    parts = [part for section in sections for part in format_section(section, name)]
+    return [f"# {titles[0]}", *texts, *(["\n".join(notes)] if notes else []), *parts]
 
 
 def format_section(section: Mapping, name: str) -> list[str]:

@@ -28,9 +28,7 @@ class TextArguments:
     """The texts and their labels."""
 
     train_file: list[str] | None = flag(None, f"Training data: {_FILES}.")
-    validation_file: list[str] | None = flag(
-        None, "Likewise for evaluation; without it a part of the training data is held out."
-    )
+    validation_file: list[str] | None = flag(None, "Likewise for evaluation; by default training data are held out.")
     test_file: list[str] | None = flag(None, "Likewise to predict, labelled or not.")
     dataset_name: str | None = flag(None, "Data set of the Hub, in place of files.")
     dataset_config_name: str | None = flag(None, "Its configuration.")
@@ -42,8 +40,7 @@ class TextArguments:
     label_separator: str | None = flag(None, "What stands between the labels of a row that has several, such as `,`.")
     label_from_file_name: str | None = flag(
         None,
-        "Regular expression whose first group is the label in the name of a .txt file, such as `^([^_]+)_`; with a / "
-        "in it, in the whole path: `([^/]+)/[^/]+$` where each label has a folder.",
+        "Expression whose first group is the label in a .txt file's name (or path, with a /), such as `^([^_]+)_`.",
     )
     problem_type: Literal["auto", "single_label_classification", "multi_label_classification", "regression"] = flag(
         "auto", "What to predict; by default what the labels look like."
@@ -52,14 +49,11 @@ class TextArguments:
     split_seed: int = flag(0, "Seed of what is held out, whichever --seed trains.")
     max_seq_length: int | None = flag(
         None,
-        "Longest input in tokens, special ones included. By default that of an excerpt, or 512 if the checkpoint "
-        "takes as many; more than it takes lengthens it.",
+        "Longest input in tokens, by default an excerpt's, or up to 512; more than the checkpoint's lengthens it.",
     )
     pad_to_max_length: bool = flag(False, "Pad every input to --max_seq_length, and not to the longest of its batch.")
     excerpt_length: int | None = flag(None, "Cut every text into consecutive excerpts of this many tokens.")
-    max_excerpts_per_document: int | None = flag(
-        None, "Keep only this many excerpts of a text, spread evenly over it."
-    )
+    max_excerpts_per_document: int | None = flag(None, "Keep only so many excerpts of a text, spread evenly over it.")
     max_train_samples: int | None = flag(None, "Train on so many examples, spread evenly over all.")
     max_eval_samples: int | None = flag(None, "Likewise for evaluation.")
     max_predict_samples: int | None = flag(None, "Likewise for prediction.")
@@ -100,14 +94,9 @@ class Part:
     labels: list | None
     documents: list[int]
 
-    @property
-    def size(self) -> int:
-        """The number of examples."""
-        return len(self.documents)
-
     def select(self, places: list[int]) -> "Part":
         """Some of the examples."""
-        labels = None if self.labels is None else [self.labels[place] for place in places]
+        labels = self.labels and [self.labels[place] for place in places]
         return Part(self.source, self.rows.select(places), labels, [self.documents[place] for place in places])
 
     def examples(self, columns: Sequence[str]) -> Dataset:
@@ -147,7 +136,7 @@ def load_texts(
         raise UserError(f"--excerpt_length cuts single texts, and {first} has pairs; leave it out.")
     kind = known.kind if known else arguments.problem_type
     kind = kind if kind != "auto" else find_kind(rows.features[label], arguments.label_separator)
-    data = TextData(known or Problem(kind, ()), columns, {})
+    problem, parts, held_out = known or Problem(kind, ()), {}, ""
     for name, (source, rows) in sources.items():
         _check_rows(source, rows, columns, label if name != "test" else None)
         values = [None] * len(rows)
@@ -156,16 +145,16 @@ def load_texts(
         if None in values and name != "test":
             raise UserError(f"{source}: row {values.index(None) + 1} has no label; give it one or leave it out.")
         if not known and name == "train":
-            data = replace(data, problem=Problem(kind, find_labels(source, rows, str(label), kind, values)))
-        labels = None if None in values else data.problem.encode(source, values)
-        part = Part(source, rows, labels, list(range(len(rows))))
-        data.parts[name] = _cut(part, columns[0], tokenizer, arguments) if arguments.excerpt_length else part
+            problem = Problem(kind, find_labels(source, rows, str(label), kind, values))
+        part = Part(source, rows, None if None in values else problem.encode(source, values), list(range(len(rows))))
+        parts[name] = _cut(part, columns[0], tokenizer, arguments) if arguments.excerpt_length else part
     if "train" in sources and "validation" not in sources:
-        data = _split(data, arguments)
+        parts["train"], parts["validation"], held_out = _split(parts["train"], problem, arguments)
     limits = (arguments.max_train_samples, arguments.max_eval_samples, arguments.max_predict_samples)
-    limited = {name: limit for name, limit in zip(_SPLITS, limits, strict=True) if name in data.parts}
-    parts = {name: data.parts[name].select(spread(data.parts[name].size, limit)) for name, limit in limited.items()}
-    return replace(data, parts=parts)
+    for name, limit in zip(_SPLITS, limits, strict=True):
+        if name in parts:
+            parts[name] = parts[name].select(spread(len(parts[name].documents), limit))
+    return TextData(problem, columns, {name: parts[name] for name in _SPLITS if name in parts}, held_out)
 
 
 def find_columns(
@@ -241,9 +230,9 @@ def _read_text_files(given_by: str, files: list[str], expression: str | None) ->
 
 def _check_rows(source: str, rows: Dataset, columns: Sequence[str], label: str | None) -> None:
     there = rows.column_names
-    missing = [name for name in (*columns, label) if name is not None and name not in there]
+    missing = format_names([name for name in (*columns, label) if name is not None and name not in there])
     if missing or not len(rows):
-        what = f"no column {format_names(missing)}" if missing else "no rows"
+        what = f"no column {missing}" if missing else "no rows"
         raise UserError(f"{source} has {what}; its columns are {format_names(there)}.")
     if label is None and (taken := sorted(_WRITTEN & set(there))):
         raise UserError(f"{source} has a column {format_names(taken)}, where predictions are to stand; rename it.")
@@ -257,28 +246,20 @@ def _cut(part: Part, column: str, tokenizer: PreTrainedTokenizerBase, arguments:
     """A part whose examples are excerpts of its texts, numbered."""
     length, limit = arguments.excerpt_length or 0, arguments.max_excerpts_per_document
     pieces = cut_excerpts(part.rows[column], tokenizer, length, limit)
-    documents = [document for document, texts in enumerate(pieces) for _ in texts]
-    taken = [column, *({"excerpt"} & set(part.rows.column_names))]
-    rows = part.rows.remove_columns(taken).select(documents)
+    part = part.select([document for document, texts in enumerate(pieces) for _ in texts])
+    rows = part.rows.remove_columns([column, *({"excerpt"} & set(part.rows.column_names))])
     rows = rows.add_column("excerpt", [number for texts in pieces for number in range(1, len(texts) + 1)])
-    rows = rows.add_column(column, [text for texts in pieces for text in texts])
-    labels = None if part.labels is None else [part.labels[document] for document in documents]
-    return Part(part.source, rows, labels, documents)
+    return replace(part, rows=rows.add_column(column, [text for texts in pieces for text in texts]))
 
 
-def _split(data: TextData, arguments: TextArguments) -> TextData:
-    """Hold out an evaluation part of the training part."""
-    part, is_single = data.parts["train"], data.problem.kind == SINGLE
-    labels = part.labels if is_single and part.labels else [0] * len(part.documents)
-    alone = [data.problem.labels[label] for label, count in Counter(labels).items() if count == 1 and is_single]
-    if alone:
-        raise UserError(
-            f"{part.source} has a single example of {format_names(alone)}, which cannot be both learned and held out; "
-            "add examples, leave it out, or give --validation_file."
-        )
+def _split(part: Part, problem: Problem, arguments: TextArguments) -> tuple[Part, Part, str]:
+    """A training part and an evaluation part that is held out of it, and how."""
+    labels = part.labels if problem.kind == SINGLE and part.labels else [0] * len(part.documents)
+    counts = Counter(labels) if problem.kind == SINGLE else Counter()
+    if alone := format_names([problem.labels[label] for label, count in counts.items() if count == 1]):
+        what = f"{part.source} has a single example of {alone}, which cannot be both learned and held out"
+        raise UserError(f"{what}; add examples, leave it out, or give --validation_file.")
     train, held, words = hold_out(labels, part.documents, arguments.validation_fraction, arguments.split_seed)
     if not held:
         raise UserError(f"{part.source} has too few examples to hold some out; give --validation_file.")
-    return replace(
-        data, parts=data.parts | {"train": part.select(train), "validation": part.select(held)}, held_out=words
-    )
+    return part.select(train), part.select(held), words

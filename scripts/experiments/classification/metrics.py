@@ -4,12 +4,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from scipy.special import expit, softmax
 from scipy.stats import pearsonr, spearmanr
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef, mean_squared_error
 from sklearn.multiclass import OneVsRestClassifier
+from sklearn.pipeline import make_pipeline
 from transformers import EvalPrediction
 
 from experiments.arguments import UserError
@@ -29,9 +31,7 @@ def probabilities(problem: Problem, predictions: Any) -> np.ndarray:
     """What a model gives, as `(num_examples, num_labels)` probabilities or, for regression, numbers."""
     logits = np.asarray(predictions[0] if isinstance(predictions, tuple) else predictions, dtype=np.float64)
     if not np.isfinite(logits).all():
-        raise UserError(
-            "The model's predictions are not finite numbers; lower --learning_rate, or mend the checkpoint."
-        )
+        raise UserError("The model's predictions are not finite; lower --learning_rate, or mend the checkpoint.")
     if problem.kind == SINGLE:
         return softmax(logits, axis=-1)
     return expit(logits) if problem.kind == MULTI else logits.reshape(len(logits), 1)
@@ -46,10 +46,8 @@ def decide(problem: Problem, chances: np.ndarray) -> np.ndarray:
 
 def average_documents(chances: np.ndarray, documents: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
     """The mean over each document's excerpts, `(num_documents, num_labels)`, and the place of its first excerpt."""
-    _, first, number, count = np.unique(documents, return_index=True, return_inverse=True, return_counts=True)
-    sums = np.zeros((len(first), chances.shape[1]))
-    np.add.at(sums, number, chances)
-    return sums / count[:, None], first
+    _, first = np.unique(documents, return_index=True)
+    return pd.DataFrame(chances).groupby(np.asarray(documents)).mean().to_numpy(), first
 
 
 def measure(problem: Problem, chances: np.ndarray, labels: Any, documents: Sequence[int]) -> dict[str, float]:
@@ -79,7 +77,9 @@ def measure_baselines(data: TextData, with_tfidf: bool) -> dict[str, dict[str, d
         return {name: {} for name in others}
     labels = np.asarray(train.labels)
     frequencies = (np.eye(len(problem.labels))[labels] if problem.kind == SINGLE else labels).mean(axis=0)
-    answers = {"always the same": {name: np.tile(frequencies, (part.size, 1)) for name, part in others.items()}}
+    answers = {
+        "always the same": {name: np.tile(frequencies, (len(part.documents), 1)) for name, part in others.items()}
+    }
     if with_tfidf:
         texts = {name: data.texts(name) for name in others}
         answers["TF-IDF"] = _predict_tfidf(problem, data.texts("train"), labels, texts)
@@ -92,16 +92,14 @@ def measure_baselines(data: TextData, with_tfidf: bool) -> dict[str, dict[str, d
 def _predict_tfidf(
     problem: Problem, texts: Sequence[str], labels: np.ndarray, others: Mapping[str, Sequence[str]]
 ) -> dict[str, np.ndarray]:
-    vectorizer = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True)
-    features = vectorizer.fit_transform(texts)
+    classify = LogisticRegression(C=10, max_iter=1000)
+    learner = {SINGLE: classify, MULTI: OneVsRestClassifier(classify), REGRESSION: Ridge()}[problem.kind]
+    model = make_pipeline(TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True), learner).fit(texts, labels)
     if problem.kind == REGRESSION:
-        ridge = Ridge().fit(features, labels)
-        return {name: ridge.predict(vectorizer.transform(rows)).reshape(-1, 1) for name, rows in others.items()}
-    model = LogisticRegression(C=10, max_iter=1000)
-    model = (OneVsRestClassifier(model) if problem.kind == MULTI else model).fit(features, labels)
+        return {name: model.predict(rows).reshape(-1, 1) for name, rows in others.items()}
     chances = {name: np.zeros((len(rows), len(problem.labels))) for name, rows in others.items()}
     for name, rows in others.items():  # a label may have no example
-        chances[name][:, model.classes_] = model.predict_proba(vectorizer.transform(rows))
+        chances[name][:, model.classes_] = model.predict_proba(rows)
     return chances
 
 

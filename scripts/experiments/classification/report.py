@@ -2,18 +2,18 @@
 
 import csv
 import io
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from sklearn.metrics import confusion_matrix
 
 from experiments.classification.data import TextArguments, TextData
 from experiments.classification.labels import MULTI, SINGLE, Problem, format_names
 from experiments.classification.metrics import METRICS, average_documents, decide
 from experiments.classifier_card import example_input, write_classifier_card
-from experiments.model_card import format_scores
 from experiments.plots import plot_confusion_matrix
 from experiments.results import read_json, write_atomically, write_json
 from experiments.run_folder import METRICS_FILE
@@ -30,8 +30,8 @@ def write_answers(folder: Path, data: TextData, name: str, chances: np.ndarray) 
     if part.labels is not None and problem.kind == SINGLE:
         counts = confusion_matrix(part.labels, decide(problem, chances), labels=range(len(problem.labels)))
         file = folder / ("test_confusion" if name == "test" else "confusion")
-        rows = ([label, *row] for label, row in zip(problem.labels, counts.tolist(), strict=True))
-        _write_csv(file.with_suffix(".csv"), [["label", *problem.labels], *rows])
+        table = pd.DataFrame(counts, problem.labels, problem.labels).to_csv(index_label="label")
+        write_atomically(file.with_suffix(".csv"), table)
         title = f"{counts.trace() / counts.sum():.1%} of {counts.sum():,} examples for {name} right"
         plot_confusion_matrix(counts, problem.labels, file.with_suffix(".png"), title)
     tables = {"predictions.csv": (part.rows, chances)} if name == "test" else {}
@@ -45,12 +45,9 @@ def write_answers(folder: Path, data: TextData, name: str, chances: np.ndarray) 
     for file_name, (table, values) in tables.items():
         header = [*table.column_names, "prediction", *(names if problem.labels else [])]
         lines = zip((row.values() for row in table), _answers(problem, values), strict=True)
-        _write_csv(folder / file_name, [header, *([*row, *answer] for row, answer in lines)])
-
-
-def format_results(results: Mapping[str, Mapping[str, float]]) -> str:
-    """A table of metrics: a row for each model and part."""
-    return format_scores({row: {key: f"{value:.4f}" for key, value in v.items()} for row, v in results.items()})
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows([header, *([*row, *answer] for row, answer in lines)])
+        write_atomically(folder / file_name, text.getvalue())
 
 
 def record_test_scores(folder: Path, results: Mapping[str, Mapping[str, float]]) -> None:
@@ -95,9 +92,3 @@ def _answers(problem: Problem, chances: np.ndarray) -> Iterator[list]:
             yield [",".join(chosen), *(f"{value:.6f}" for value in row)]
         else:
             yield [f"{decided:.6g}"]
-
-
-def _write_csv(path: Path, rows: Iterable[Iterable]) -> None:
-    table = io.StringIO()
-    csv.writer(table, lineterminator="\n").writerows(rows)
-    write_atomically(path, table.getvalue())

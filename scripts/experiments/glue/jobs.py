@@ -94,25 +94,18 @@ def load_task_model(
 
 
 def make_job(
-    task: GlueTask,
-    start: CheckpointArguments,
-    command: Command,
-    tokenizer: PreTrainedTokenizerBase,
-    identity: dict[str, Any],
-    splits: dict[str, Dataset],
+    task: GlueTask, command: Command, start: CheckpointArguments, tokenizer: Any, identity: dict, splits: dict
 ) -> Job:
     """The job of a task, whose rows become tokens here, from what the functions above give."""
     (glue, training), trains = command.groups[2:], "train" in splits
     evaluation, workers = splits[task.evaluation_splits[0]], glue.preprocessing_num_workers
+    collator = classifier.make_collator(tokenizer, glue.max_seq_length, glue.pad_to_max_length)
     return Job(
         name=task.name,
         title=f"{task.title} ({' and '.join(task.scored).replace('_', ' ')})",
         build_model=partial(load_task_model, task, start, command, tokenizer, trains),
-        splits={
-            name: classifier.encode_texts(rows, task.columns, tokenizer, glue.max_seq_length, workers)
-            for name, rows in splits.items()
-        },
-        collator=classifier.make_collator(tokenizer, glue.max_seq_length, glue.pad_to_max_length),
+        splits={name: classifier.encode_texts(rows, task.columns, collator, workers) for name, rows in splits.items()},
+        collator=collator,
         processing_class=tokenizer,
         compute_metrics=partial(compute_task_metrics, task),
         shown=task.metrics,
@@ -131,7 +124,7 @@ def make_job(
 def predict_tests(task: GlueTask, tests: list[tuple[GlueTask, str, Dataset]], command: Command) -> None:
     """Write the predictions of a task's best model, or of the checkpoint itself where nothing was trained."""
     start, _, glue, training = command.groups
-    output, length = Path(training.output_dir), glue.max_seq_length
+    output = Path(training.output_dir)
     best = best_trial(output / task.name) if trial_folders(output / task.name) else None
     if best is not None and "train_samples" in read_metrics(best):
         if lacks_weights(best):
@@ -139,23 +132,18 @@ def predict_tests(task: GlueTask, tests: list[tuple[GlueTask, str, Dataset]], co
         start = replace(start, model_name_or_path=str(best), tokenizer_name=None, model_revision="main")
     tokenizer = classifier.load_text_tokenizer(start)
     model = load_task_model(task, start, command, tokenizer, new_head=False)
-    collator = classifier.make_collator(tokenizer, length, glue.pad_to_max_length)
+    collator = classifier.make_collator(tokenizer, glue.max_seq_length, glue.pad_to_max_length)
     for part, split, rows in tests:
-        examples = classifier.encode_texts(rows, part.columns, tokenizer, length, glue.preprocessing_num_workers)
+        examples = classifier.encode_texts(rows, part.columns, collator, glue.preprocessing_num_workers)
         folder = output / "submission"
-        logits = predict(model, examples.remove_columns("idx"), collator, tokenizer, training, folder)
+        logits = predict(model, examples.remove_columns("idx"), collator, training, folder)
         if training.should_save:
             write_predictions(folder, part, split, rows["idx"], predicted_labels(task, logits))
     PartialState().wait_for_everyone()
 
 
 def write_task_card(
-    task: GlueTask,
-    start: CheckpointArguments,
-    datasets: tuple[str, ...],
-    folder: Path,
-    metrics: dict[str, Any],
-    arguments: dict[str, Any],
+    task: GlueTask, start: CheckpointArguments, datasets: tuple, folder: Path, metrics: dict, arguments: dict
 ) -> None:
     """Write the model card of a trial."""
     scores = {name: metrics[f"eval_{name}"] for name in task.metrics}

@@ -1,9 +1,7 @@
 """The metrics of GLUE, computed without a network."""
 
 import logging
-import warnings
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import datasets
@@ -27,6 +25,13 @@ DEFINITIONS = {
     "pearson": "Pearson correlation of predictions and labels",
     "spearmanr": "Spearman rank correlation of predictions and labels",
 }
+_METRICS: dict[str, Callable[..., Any]] = {
+    "accuracy": accuracy_score,
+    "f1": f1_score,
+    "matthews_correlation": matthews_corrcoef,
+    "pearson": pearsonr,
+    "spearmanr": spearmanr,
+}
 
 
 class GlueMetric(evaluate.Metric):
@@ -45,7 +50,6 @@ class GlueMetric(evaluate.Metric):
         return evaluate.MetricInfo(
             description="The metrics of one GLUE task.",
             citation="Wang et al., GLUE: A Multi-Task Benchmark and Analysis Platform, 2018",
-            inputs_description="Class numbers, or similarities for stsb.",
             features=datasets.Features({"predictions": value, "references": value}),
         )
 
@@ -56,7 +60,7 @@ class GlueMetric(evaluate.Metric):
     def _compute(self, *, predictions: Any, references: Any) -> dict[str, float]:
         predicted, expected = np.asarray(predictions), np.asarray(references)
         return {
-            name: _METRICS[name](predicted, expected, f"{self.config_name}: {name}")
+            name: _measure(str(self.config_name), name, predicted, expected)
             for name in TASKS[str(self.config_name)].metrics
         }
 
@@ -87,10 +91,8 @@ def predicted_labels(task: GlueTask, predictions: Any) -> np.ndarray:
     """The classes, or similarities as they are, `(num_examples,)`, of a model's logits, `(num_examples, labels)`."""
     logits = np.asarray(predictions[0] if isinstance(predictions, tuple) else predictions, dtype=np.float64)
     if not np.isfinite(logits).all():
-        raise UserError(
-            f"{task.name}: the model's predictions are not finite numbers, the training has diverged; lower "
-            "--learning_rate, or give a checkpoint whose weights are finite."
-        )
+        remedy = "lower --learning_rate, or give a checkpoint whose weights are finite"
+        raise UserError(f"{task.name}: the model's predictions are not finite, training has diverged; {remedy}.")
     return logits.reshape(len(logits)) if task.is_regression else logits.argmax(axis=-1)
 
 
@@ -99,38 +101,13 @@ def compute_task_metrics(task: GlueTask, prediction: EvalPrediction) -> dict[str
     return compute_metrics(task, predicted_labels(task, prediction.predictions), prediction.label_ids)
 
 
-def _accuracy(predicted: np.ndarray, expected: np.ndarray, name: str) -> float:
-    return float(accuracy_score(expected, predicted))
-
-
-def _f1(predicted: np.ndarray, expected: np.ndarray, name: str) -> float:
-    if not (predicted == 1).any() and not (expected == 1).any():
-        logger.warning("%s is not defined without any example of class 1; it counts as 0.", name)
-    return float(f1_score(expected, predicted, pos_label=1, average="binary", zero_division=0.0))
-
-
-def _matthews(predicted: np.ndarray, expected: np.ndarray, name: str) -> float:
-    _warn_if_constant(predicted, expected, name)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # scikit-learn's own words for a single class
-        return float(matthews_corrcoef(expected, predicted))
-
-
-def _correlate(measure: Callable[..., Any], predicted: np.ndarray, expected: np.ndarray, name: str) -> float:
-    return 0.0 if _warn_if_constant(predicted, expected, name) else float(measure(predicted, expected).statistic)
-
-
-def _warn_if_constant(predicted: np.ndarray, expected: np.ndarray, name: str) -> bool:
-    constant = [what for what, x in (("predictions", predicted), ("labels", expected)) if len(np.unique(x)) < 2]
-    if constant:
-        logger.warning("%s is not defined where all %s are equal; it counts as 0.", name, " and all ".join(constant))
-    return bool(constant)
-
-
-_METRICS: dict[str, Callable[[np.ndarray, np.ndarray, str], float]] = {
-    "accuracy": _accuracy,
-    "f1": _f1,
-    "matthews_correlation": _matthews,
-    "pearson": partial(_correlate, pearsonr),
-    "spearmanr": partial(_correlate, spearmanr),
-}
+def _measure(task: str, name: str, predicted: np.ndarray, expected: np.ndarray) -> float:
+    alike = [what for what, values in (("predictions", predicted), ("labels", expected)) if len(np.unique(values)) < 2]
+    problem = f"where all {' and all '.join(alike)} are equal" if alike else ""
+    if name in ("accuracy", "f1"):
+        problem = "without any example of class 1" if name == "f1" and 1 not in {*predicted, *expected} else ""
+    if problem:
+        logger.warning("%s: %s is not defined %s; it counts as 0.", task, name, problem)
+        return 0.0
+    value = _METRICS[name](expected, predicted)
+    return float(getattr(value, "statistic", value))

@@ -1,6 +1,5 @@
 """The files that gluebenchmark.com takes: one of predictions for each test split, in one archive."""
 
-import os
 import zipfile
 from collections.abc import Iterable
 from pathlib import Path
@@ -8,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from experiments.glue.tasks import SIMILARITY_RANGE, GlueTask
-from experiments.results import write_atomically
+from experiments.results import replace_file, write_atomically
 
 
 def write_predictions(folder: Path, task: GlueTask, split: str, indices: Iterable[int], labels: np.ndarray) -> Path:
@@ -32,9 +31,7 @@ def write_predictions(folder: Path, task: GlueTask, split: str, indices: Iterabl
 def pack_submission(folder: Path, archive: Path) -> list[str]:
     """Put all files of predictions in a folder into one archive, without folders in it; returns their names."""
     files = sorted(folder.glob("*.tsv"))
-    partial = archive.with_name(f".{archive.name}.{os.getpid()}")
-    with zipfile.ZipFile(partial, "w", zipfile.ZIP_DEFLATED) as packed:
+    with replace_file(archive) as partial, zipfile.ZipFile(partial, "w", zipfile.ZIP_DEFLATED) as packed:
         for file in files:
             packed.write(file, file.name)
-    partial.replace(archive)
     return [file.name for file in files]

@@ -8,7 +8,7 @@ from typing import Any
 from experiments.glue.metrics import DEFINITIONS
 from experiments.glue.tasks import TASKS
 from experiments.plots import plot_task_scores
-from experiments.results import command_line, format_origin, format_table, write_atomically, write_json
+from experiments.results import command_line, format_origin, format_table, write_results
 
 
 # The paper's GLUE table: evaluation parts, the best of a grid, in percent.
@@ -59,34 +59,27 @@ def write_glue_table(folder: Path, title: str, results: Mapping[str, dict[str, A
 
     averaged = [TASKS[name].title for name in tasks if name in AVERAGED]
     environments = [result["environment"] for result in results.values()]
-    lines = [
-        f"# GLUE: {title}",
-        "",
-        *format_table(["", *titles, "mean"], map(cells, rows)),
-        "",
-        f"In percent, on the evaluation parts; the mean is over {', '.join(averaged) or 'none of the eight tasks'}"
-        f"{' (not WNLI)' if 'wnli' in tasks else ''}.",
-        "",
-        *format_definitions(tasks),
-        *describe_results(results, tasks),
-        *([_MAJORITY_NOTE] if MAJORITY in rows else []),
-        *([_PUBLISHED_NOTE] if averaged else []),
-        "",
-        "![Scores by task](glue.png)",
-        "",
-        format_origin(environments[0], command_line(), sorted({str(e["commit"]) for e in environments})),
-        "",
-    ]
-    text = "\n".join(lines)
     plot_task_scores(
         {name: {TASKS[task].title: value for task, value in scores.items()} for name, scores in rows.items()},
         {title: {TASKS[task].title: value for task, value in spreads.items()}},
         folder / "glue.png",
         "GLUE, evaluation parts",
     )
-    write_json(folder / "glue.json", {"scores": rows, "means": means, "std": spreads, "tasks": dict(results)})
-    write_atomically(folder / "glue.md", text)
-    return text
+    notes = [*format_definitions(tasks), *describe_results(results, tasks)]
+    notes += ([_MAJORITY_NOTE] if MAJORITY in rows else []) + ([_PUBLISHED_NOTE] if averaged else [])
+    return write_results(
+        folder / "glue",
+        {"scores": rows, "means": means, "std": spreads, "tasks": dict(results)},
+        [
+            f"# GLUE: {title}",
+            "\n".join(format_table(["", *titles, "mean"], map(cells, rows))),
+            f"In percent, on the evaluation parts; the mean is over {', '.join(averaged) or 'none of the eight tasks'}"
+            f"{' (not WNLI)' if 'wnli' in tasks else ''}.",
+            "\n".join(notes),
+            "![Scores by task](glue.png)",
+            format_origin(environments[0], command_line(), sorted({str(e["commit"]) for e in environments})),
+        ],
+    )
 
 
 def mean_score(scores: Mapping[str, float], tasks: Sequence[str]) -> float | None:

@@ -85,15 +85,11 @@ SIMILARITY_RANGE = (0.0, 5.0)
 class GlueArguments:
     """Which tasks, where their data lies, and how it is read."""
 
-    task_name: list[str] = flag(
-        MISSING, f"Tasks to run: {', '.join(TASKS)}, or `all`. They run in the order of the table."
-    )
+    task_name: list[str] = flag(MISSING, f"Tasks to run, in this order: {', '.join(TASKS)}; or `all`.")
     dataset_name: str = flag("nyu-mll/glue", "Data set of the Hub with a part per task.")
     dataset_revision: str | None = flag(None, "Its commit, tag or branch.")
     data_dir: str | None = flag(
-        None,
-        "Local folder with a folder per task that holds train, validation and test as .jsonl, .json, .csv, .tsv or "
-        ".parquet (for mnli validation_matched and so on).",
+        None, f"Folder of folders by task that hold train, validation, test and so on ({', '.join(TABLE_READERS)})."
     )
     train_file: str | None = flag(None, "Local training file of the one task.")
     validation_file: str | None = flag(None, "Local validation file of the one task.")
@@ -157,20 +153,17 @@ def load_split(task: GlueTask, split: str, arguments: GlueArguments) -> Dataset:
     is_test = split in task.submission
     needed = [*task.columns, *(() if is_test else ("label",))]
     if missing := [f"`{column}`" for column in needed if column not in rows.column_names]:
-        raise UserError(
-            f"{name} has no column {' and no '.join(missing)}; {task.name} needs {', '.join(needed)}, and there are "
-            f"{', '.join(rows.column_names)}."
-        )
-    part = "predict" if is_test else "train" if split == "train" else "eval"
-    limit = getattr(arguments, f"max_{part}_samples")
-    if limit is not None:
-        rows = rows.select(range(min(limit, len(rows))))
+        needs = f"{task.name} needs {', '.join(needed)}, and there are {', '.join(rows.column_names)}"
+        raise UserError(f"{name} has no column {' and no '.join(missing)}; {needs}.")
     if not len(rows):
         raise UserError(f"{name} is empty; {task.name} needs rows there.")
-    columns = {}
-    for column in task.columns:
-        columns[column] = list(rows[column])
-        _check_texts(name, column, columns[column])
+    part = "predict" if is_test else "train" if split == "train" else "eval"
+    rows = rows.take(min(len(rows), getattr(arguments, f"max_{part}_samples") or len(rows)))
+    columns: dict[str, list] = {column: list(rows[column]) for column in task.columns}
+    for column, texts in columns.items():
+        for number, text in enumerate(texts):
+            if not isinstance(text, str):
+                raise UserError(f"{name}: row {number} has {text!r} for `{column}`, which must be text.")
     if is_test:
         columns["idx"] = list(rows["idx"]) if "idx" in rows.column_names else list(range(len(rows)))
     else:
@@ -180,8 +173,8 @@ def load_split(task: GlueTask, split: str, arguments: GlueArguments) -> Dataset:
 
 def _read_split(task: GlueTask, split: str, arguments: GlueArguments) -> tuple[str, Dataset]:
     """The rows of a split as they are, and what to call it in messages."""
-    file = _local_file(task, split, arguments)
-    if file is not None:
+    if arguments.inputs():
+        file = _find_split(task, split, arguments) if arguments.data_dir else _given_file(task, split, arguments)
         return str(file), read_table_file(file, arguments.cache_dir)
     name = f"{arguments.dataset_name} ({task.name}, {split})"
     if arguments.dataset_name.count("/") != 1:
@@ -191,12 +184,7 @@ def _read_split(task: GlueTask, split: str, arguments: GlueArguments) -> tuple[s
         return name, load_dataset(arguments.dataset_name, task.name, **options)
 
 
-def _local_file(task: GlueTask, split: str, arguments: GlueArguments) -> Path | None:
-    """The local file with a split; None if the data is not local."""
-    if arguments.data_dir is not None:
-        return _find_split(Path(arguments.data_dir).expanduser(), task, split)
-    if not arguments.inputs():
-        return None
+def _given_file(task: GlueTask, split: str, arguments: GlueArguments) -> Path:
     flags = {"train": "train_file", task.evaluation_splits[0]: "validation_file"}
     flags |= {next(iter(task.submission)): "test_file"}
     given = getattr(arguments, flags[split]) if split in flags else None
@@ -206,29 +194,23 @@ def _local_file(task: GlueTask, split: str, arguments: GlueArguments) -> Path | 
     return Path(given)
 
 
-def _find_split(folder: Path, task: GlueTask, split: str) -> Path:
-    place = folder / task.name
-    if not place.is_dir():
-        if not folder.is_dir():
-            raise UserError(f"--data_dir {folder} is no folder; check the path.")
-        there = sorted(path.name for path in folder.iterdir() if path.is_dir())
+def _find_split(task: GlueTask, split: str, arguments: GlueArguments) -> Path:
+    folder = Path(str(arguments.data_dir)).expanduser()
+    if not folder.is_dir():
+        raise UserError(f"--data_dir {folder} is no folder; check the path.")
+    place, there = folder / task.name, sorted(path.name for path in folder.iterdir() if path.is_dir())
+    if task.name not in there:
         raise UserError(f"--data_dir {folder} has no folder `{task.name}`; there is {', '.join(there) or 'none'}.")
     # One file, or the only shard of a data set downloaded from the Hub.
     files = [path for path in sorted(place.iterdir()) if path.suffix.lower() in TABLE_READERS]
     found = [path for path in files if path.stem == split or path.stem.startswith(f"{split}-0")]
     if len(found) != 1:
-        what = "no file" if not found else f"{len(found)} files ({', '.join(path.name for path in found)})"
+        what = f"{len(found)} files ({', '.join(path.name for path in found)})" if found else "no file"
         first, *others = TABLE_READERS
         raise UserError(
             f"{place} has {what} for the split `{split}`; put one {split}{first} (or {', '.join(others)}) there."
         )
     return found[0]
-
-
-def _check_texts(name: str, column: str, texts: Iterable) -> None:
-    for number, text in enumerate(texts):
-        if not isinstance(text, str):
-            raise UserError(f"{name}: row {number} has {text!r} for `{column}`, which must be text.")
 
 
 def _read_labels(name: str, task: GlueTask, labels: Iterable) -> list[int] | list[float]:
@@ -237,14 +219,10 @@ def _read_labels(name: str, task: GlueTask, labels: Iterable) -> list[int] | lis
     numbers = []
     for number, label in enumerate(labels):
         value: Any = task.labels.index(label) if label in task.labels else label
-        if isinstance(value, str):  # in a csv file whose column holds something else than numbers too
-            with suppress(ValueError):
-                value = kind(value)
-        is_number = isinstance(value, int | kind) and not isinstance(value, bool)
-        if not is_number or not low <= value <= high:  # as nothing is to what is no number
-            classes = ", ".join(f"{index} ({word})" for index, word in enumerate(task.labels))
-            raise UserError(
-                f"{name}: row {number} has the label {label!r}; {task.name} has {classes or f'{low} to {high}'}."
-            )
+        with suppress(ValueError):  # numbers in a csv file whose column holds something else too are words
+            value = kind(value) if isinstance(value, str) else value
+        if type(value) not in (int, kind) or not low <= value <= high:  # as nothing is to what is no number
+            classes = ", ".join(f"{index} ({word})" for index, word in enumerate(task.labels)) or f"{low} to {high}"
+            raise UserError(f"{name}: row {number} has the label {label!r}; {task.name} has {classes}.")
         numbers.append(kind(value))
     return numbers

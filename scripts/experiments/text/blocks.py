@@ -9,9 +9,9 @@ from datasets import Dataset, IterableDataset
 from filelock import FileLock
 from transformers import PreTrainedTokenizerBase
 
-from experiments.arguments import UserError, flag, require_at_least
+from experiments.arguments import Command, UserError, flag, require_at_least
 from experiments.models import load_tokenizer
-from experiments.text.corpus import Corpus, CorpusArguments
+from experiments.text.corpus import Corpus
 from experiments.text.packing import count_tokens, mix_blocks, prepare_blocks, stream_blocks, unigram_cross_entropy
 from experiments.text.source import TextSource
 from experiments.text.tokenizer import sample_texts, save_tokenizer, train_wordpiece
@@ -76,44 +76,37 @@ def train_tokenizer_once(folder: Path, corpus: Corpus, mlm_arguments: MaskedLMAr
     return load_tokenizer(str(folder), False, MASKED_LM_TOKENS)
 
 
-def load_blocks(
-    corpus: Corpus,
-    tokenizer: PreTrainedTokenizerBase,
-    model_type: str,
-    corpus_arguments: CorpusArguments,
-    mlm_arguments: MaskedLMArguments,
-    seed: int,
-    num_readers: int,
-) -> Blocks:
+def load_blocks(command: Command, corpus: Corpus, tokenizer: PreTrainedTokenizerBase, model_type: str) -> Blocks:
     """
     Pack a corpus into blocks for an architecture, and measure what unigram frequencies would score.
 
-    Sources are mixed, and streams shuffled, in an order that follows from `seed`; `num_readers` processes and workers
-    of data loaders read a stream at the same time. Raises a `UserError` if there is no text to evaluate on, or too
-    little for a block.
+    Sources are mixed, and streams shuffled, in an order that follows from the seed of a command's training. Raises a
+    `UserError` if there is no text to evaluate on, or too little for a block.
     """
-    length, single = mlm_arguments.max_seq_length, corpus_arguments.one_document_per_block
+    _, corpus_arguments, mlm_arguments, training = command.groups
+    length, single, seed = mlm_arguments.max_seq_length, corpus_arguments.one_document_per_block, training.seed
     if not corpus.validation:
         raise UserError("There is no text to evaluate on; give --validation_file or a --validation_fraction above 0.")
     full_only = mlm_arguments.full_blocks_only or model_type in FIXED_LENGTH_MODELS
 
-    def prepare(sources: list[TextSource], max_blocks: int | None = None) -> list[Dataset]:
-        num_proc = corpus_arguments.preprocessing_num_workers
-        options = (length, corpus.cache_dir, single, num_proc, max_blocks)
+    def prepare(kind: str, sources: list[TextSource], max_blocks: int | None = None) -> list[Dataset]:
+        options = (length, corpus.cache_dir, single, corpus_arguments.preprocessing_num_workers, max_blocks)
         blocks = [prepare_blocks(source, tokenizer, *options) for source in sources]
-        return [part.select(_full_blocks(part, length)) for part in blocks] if full_only else blocks
+        blocks = [part.select(_full_blocks(part, length)) for part in blocks] if full_only else blocks
+        if not any(map(len, blocks)):
+            hint = "give more of it, or another --validation_fraction"
+            raise UserError(f"The {kind} text does not fill one block of {length} tokens; {hint}.")
+        return blocks
 
     most = mlm_arguments.max_eval_samples or max(1, EVALUATION_TOKENS // length)
     # Of a stream only the beginning is read: there is no end in sight.
-    whole = mix_blocks(prepare(corpus.validation, most if corpus_arguments.streaming else None))
+    whole = mix_blocks(prepare("evaluation", corpus.validation, most if corpus_arguments.streaming else None))
     evaluation = spread(whole, most)
-    if not len(evaluation):
-        hint = "give more of it, or a larger --validation_fraction"
-        raise UserError(f"The evaluation text does not fill one block of {length} tokens; {hint}.")
     evaluation_counts = count_tokens(evaluation, len(tokenizer))
     train: Dataset | IterableDataset
     if corpus_arguments.streaming:
-        streams = [stream_blocks(source, tokenizer, length, single, num_readers) for source in corpus.train]
+        readers = training.world_size * max(1, training.dataloader_num_workers)  # all at the same time
+        streams = [stream_blocks(source, tokenizer, length, single, readers) for source in corpus.train]
         train = mix_blocks(streams, corpus.probabilities, seed)
         if full_only:
             train = train.filter(lambda block: len(block["input_ids"]) == length)
@@ -123,10 +116,8 @@ def load_blocks(
         # The frequencies of a stream are not known before its end; the evaluation text's own are the harder baseline.
         counts, size = evaluation_counts, "a stream"
     else:
-        available = mix_blocks(prepare(corpus.train), corpus.probabilities, seed)
+        available = mix_blocks(prepare("training", corpus.train), corpus.probabilities, seed)
         train = spread(available, mlm_arguments.max_train_samples)
-        if not len(train):
-            raise UserError(f"The training text does not fill one block of {length} tokens; give more of it.")
         counts = count_tokens(train, len(tokenizer))
         size = f"{_count_of(train, available)} blocks with {counts.sum():,} tokens"
     description = (

@@ -38,13 +38,10 @@ def fit_text_classifier(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBa
 
 
 def encode_texts(
-    rows: Dataset,
-    columns: Sequence[str],
-    tokenizer: PreTrainedTokenizerBase,
-    max_length: int,
-    workers: int | None = None,
+    rows: Dataset, columns: Sequence[str], collator: DataCollatorWithPadding, workers: int | None = None
 ) -> Dataset:
-    """Tokenize texts, or pairs of them whose longer one is cut first, without padding; other columns stay."""
+    """Tokenize texts, or pairs of them whose longer one is cut first, which a collator pads; other columns stay."""
+    tokenizer, max_length = collator.tokenizer, collator.max_length
 
     def encode(batch: dict[str, list]) -> dict[str, list]:
         return dict(tokenizer(*(batch[column] for column in columns), truncation=True, max_length=max_length))
@@ -52,12 +49,9 @@ def encode_texts(
     return rows.map(encode, batched=True, remove_columns=list(columns), num_proc=workers, desc="Tokenizing")
 
 
-def make_collator(
-    tokenizer: PreTrainedTokenizerBase, max_length: int, pad_to_max_length: bool
-) -> DataCollatorWithPadding:
+def make_collator(tokenizer: Any, max_length: int, pad_to_max_length: bool = False) -> DataCollatorWithPadding:
     """What pads a batch to its longest input, or all batches alike."""
-    padding = "max_length" if pad_to_max_length else "longest"
-    return DataCollatorWithPadding(tokenizer, padding=padding, max_length=max_length)
+    return DataCollatorWithPadding(tokenizer, "max_length" if pad_to_max_length else "longest", max_length)
 
 
 def checkpoint_identity(checkpoint: CheckpointArguments, lora: LoraArguments) -> dict[str, Any]:

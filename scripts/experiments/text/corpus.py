@@ -42,9 +42,7 @@ class CorpusArguments:
     """Flags that say which text to read. Without any, the documentation of this Python installation is read."""
 
     datasets: list[str] | None = flag(
-        None,
-        "Data sets to mix, each path[:config][@revision] with a Hub id or a local folder as path, e.g. "
-        "Salesforce/wikitext:wikitext-103-raw-v1.",
+        None, "Data sets to mix, each path[:config][@revision]; the path is an id of the Hub or a local folder."
     )
     dataset_name: str | None = flag(None, "A single data set in place of --datasets: path or path@revision.")
     dataset_config_name: str | None = flag(None, "The configuration of --dataset_name.")
@@ -53,17 +51,12 @@ class CorpusArguments:
     encoding: str = flag("utf-8", "Encoding of --train_file and --validation_file, e.g. latin-1.")
     text_column: str | None = flag(None, "The column with the text; by default `text`, or the only one of strings.")
     probabilities: list[float] | None = flag(
-        None,
-        "How often to draw from each entry of --datasets, then of --train_file: any positive numbers; by default in "
-        "proportion to the sizes.",
+        None, "How often to draw from each of --datasets, then of --train_file; by default in proportion to the sizes."
     )
-    validation_fraction: float = flag(
-        0.01, "Share of the documents to hold out where no text to validate on is given; 0 for none."
-    )
+    validation_fraction: float = flag(0.01, "Share of documents to hold out (0: none) without text to validate on.")
     document_unit: Literal["auto", "row", "blank_line", "file"] = flag(
         "auto",
-        "What ends a document: its row, a blank row, or its text file. auto: blank_line for text files, row for "
-        "everything else.",
+        "What ends a document: its row, a blank row, its text file; auto: a blank row in text files, else its row.",
     )
     one_document_per_block: bool = flag(False, "Never put two documents in one block of tokens.")
     streaming: bool = flag(False, "Read and tokenize while training; nothing is prepared on disk first.")
@@ -149,8 +142,7 @@ def load_corpus(arguments: CorpusArguments) -> Corpus:
     probabilities = [weight / sum(weights) for weight in weights] if weights else None
     cache_dir = Path(arguments.cache_dir or datasets.config.HF_DATASETS_CACHE).expanduser() / "sktformer"
     paths = [_parse_spec(spec)[0] for spec in arguments.datasets or []]
-    of_the_hub = tuple(path for path in paths if not os.path.isdir(path))
-    return Corpus(train, validation, probabilities, cache_dir, of_the_hub)
+    return Corpus(train, validation, probabilities, cache_dir, tuple(p for p in paths if not os.path.isdir(p)))
 
 
 def _load_documentation(arguments: CorpusArguments) -> TextSource:
@@ -158,11 +150,10 @@ def _load_documentation(arguments: CorpusArguments) -> TextSource:
         logger.info("Reading the documentation of this Python installation (once, the result is kept).")
         return ({"text": document} for document in iter_documentation())
 
-    fingerprint = digest(documentation_versions())
+    content = digest(documentation_versions())
     features = datasets.Features({"text": datasets.Value("string")})
-    options: dict[str, Any] = {"cache_dir": arguments.cache_dir, "fingerprint": fingerprint}
-    rows = datasets.Dataset.from_generator(read, features=features, **options)
-    return _make_source("documentation of the Python installation", rows, fingerprint, "row", arguments)
+    rows: Any = datasets.Dataset.from_generator(read, features, cache_dir=arguments.cache_dir, fingerprint=content)
+    return _make_source("documentation of the Python installation", rows, content, "row", arguments)
 
 
 def _load_files(patterns: list[str], arguments: CorpusArguments) -> list[TextSource]:
@@ -211,21 +202,15 @@ def _load_group(file_type: str, files: list[str], arguments: CorpusArguments) ->
     files = [file for file in files if os.path.getsize(file)]
     if not files:
         raise UserError(f"{name} holds no text; give a file that does.")
-    options: dict[str, Any] = {"sample_by": "document"} if whole_files else {}
-    if encoding and encoding != "utf-8":
-        options["encoding"] = encoding
+    options: dict[str, Any] = {"cache_dir": arguments.cache_dir, "streaming": arguments.streaming}
+    options |= {"sample_by": "document"} if whole_files else {}
+    options |= {"encoding": encoding} if encoding and encoding != "utf-8" else {}
     by_line = file_type == "text" and not whole_files
     patterns = [glob.escape(file) for file in files]
+    # Each text file is a split of its own, which shows where it ends.
+    parts = {f"file{n}": pattern for n, pattern in enumerate(patterns)} if by_line else {"train": patterns}
     with _explained_errors(name):
-        splits = datasets.load_dataset(
-            file_type,
-            # Each text file is a split of its own, which shows where it ends.
-            data_files={f"file{n}": pattern for n, pattern in enumerate(patterns)} if by_line else {"train": patterns},
-            cache_dir=arguments.cache_dir,
-            streaming=arguments.streaming,
-            **options,
-        )
-        rows = _join_files(list(splits.values()))
+        rows = _join_files(list(datasets.load_dataset(file_type, data_files=parts, **options).values()))
     content = digest(file_type, str(whole_files), *hashes)
     return _make_source(name, rows, content, "blank_line" if by_line else "row", arguments, description)
 
@@ -268,46 +253,40 @@ def _load_dataset(spec: str, arguments: CorpusArguments) -> dict[Side, TextSourc
         else:
             builder.download_and_prepare()
             splits = dict(builder.as_dataset())
-    return {
-        side: _make_source(
-            f"{spec} ({split})",
-            splits[split],
-            _builder_fingerprint(path, builder, split),
-            "blank_line" if isinstance(builder.config, TextConfig) else "row",
-            arguments,
-            f"{Path(path).name if os.path.isdir(path) else spec} ({split})",
-        )
-        for side, split in _select_splits(spec, list(splits)).items()
-        if not (side == "validation" and arguments.validation_file)
-    }
+    unit: Unit = "blank_line" if isinstance(builder.config, TextConfig) else "row"
+    title = Path(path).name if os.path.isdir(path) else spec
+    sides: dict[Side, TextSource] = {}
+    for side, split in _select_splits(spec, list(splits)).items():
+        if side == "train" or not arguments.validation_file:
+            names, content = [f"{name} ({split})" for name in (spec, title)], _fingerprint(path, builder, split)
+            sides[side] = _make_source(names[0], splits[split], content, unit, arguments, names[1])
+    return sides
 
 
 def _parse_spec(spec: str) -> tuple[str, str | None, str | None]:
-    if os.path.isdir(os.path.expanduser(spec)):
-        return os.path.expanduser(spec), None, None
-    match = _DATASET.fullmatch(spec)
+    whole = os.path.expanduser(spec)
+    if os.path.isdir(whole):
+        return whole, None, None
+    match = _DATASET.fullmatch(whole)
     if match is None:
         raise UserError(f"--datasets {spec}: write path[:config][@revision], e.g. Salesforce/wikitext.")
-    path = os.path.expanduser(match["path"])
-    if os.path.isdir(path):
-        if match["revision"]:
-            raise UserError(f"{spec}: a local folder has no revisions; leave out @{match['revision']}.")
-        return path, match["config"], None
-    if path.count("/") != 1 or path.startswith((".", "/")):
+    path, config, revision = match.groups()
+    if os.path.isdir(path) and revision:
+        raise UserError(f"{spec}: a local folder has no revisions; leave out @{revision}.")
+    if not os.path.isdir(path) and (path.count("/") != 1 or path.startswith((".", "/"))):
         raise UserError(f"{spec}: there is no folder {path}, and ids of the Hub have the form owner/name; check both.")
-    return path, match["config"], match["revision"]
+    return path, config, revision
 
 
 def _select_splits(spec: str, splits: list[str]) -> dict[Side, str]:
     if "train" not in splits and len(splits) > 1:
         raise UserError(f"{spec} has no split `train` but {', '.join(splits)}; give another data set, or files.")
-    if "train" not in splits:
-        return {"train": splits[0]}
-    validation = next((split for split in _VALIDATION_SPLITS if split in splits), None)
-    return {"train": "train", "validation": validation} if validation else {"train": "train"}
+    chosen: dict[Side, str] = {"train": "train" if "train" in splits else splits[0]}
+    validation = [split for split in _VALIDATION_SPLITS if split in splits and "train" in splits]
+    return chosen | ({"validation": validation[0]} if validation else {})
 
 
-def _builder_fingerprint(path: str, builder: datasets.DatasetBuilder, split: str) -> str:
+def _fingerprint(path: str, builder: datasets.DatasetBuilder, split: str) -> str:
     if not os.path.isdir(path):
         return digest(path, builder.config.name, str(builder.hash), split)
     return digest(type(builder.config).__name__, *map(_hash_file, sorted(builder.config.data_files[split])))
@@ -329,12 +308,10 @@ def _make_source(
 
 
 def _select_column(name: str, rows: Rows, wanted: str | None) -> str:
-    if rows.features is None:  # a stream of .csv or .json lines says what it holds with its first row
-        row: dict[str, object] = next(iter(rows), {})
-        columns, text_columns = list(row), [column for column, value in row.items() if isinstance(value, str)]
-    else:
-        columns, strings = list(rows.features), ("string", "large_string")
-        text_columns = [column for column in columns if getattr(rows.features[column], "dtype", None) in strings]
+    # A stream of .csv or .json lines says what it holds with its first row.
+    features = rows.features or datasets.Dataset.from_list(list(rows.take(1))).features
+    columns, strings = list(features), ("string", "large_string")
+    text_columns = [column for column in columns if getattr(features[column], "dtype", None) in strings]
     chosen = [wanted] if wanted is not None else ["text"] if "text" in text_columns else text_columns
     if len(chosen) != 1 or chosen[0] not in text_columns:
         found = f"in the columns {', '.join(text_columns) or '(none)'} of {', '.join(columns)}"

@@ -3,7 +3,6 @@
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -138,12 +137,6 @@ def predicted_logits(logits: torch.Tensor | tuple, labels: torch.Tensor) -> torc
     return (scores if scores.dim() == 2 else scores[labels != IGNORE_INDEX]).float()
 
 
-def _best_tokens(logits: torch.Tensor | tuple, labels: torch.Tensor, top_k: int) -> torch.Tensor:
-    """Ids and probabilities of the likeliest tokens, `(batch_size, 2, top_k)`, where a row has one labelled place."""
-    best = predicted_logits(logits, labels).softmax(dim=-1).topk(top_k)
-    return torch.stack([best.indices.double(), best.values.double()], dim=1)
-
-
 def token_metrics(prediction: EvalPrediction) -> dict[str, float]:
     """Loss (nats), perplexity and accuracy over all predicted tokens, from [`sum_token_losses`]."""
     loss, correct, count = np.asarray(prediction.predictions, dtype=np.float64).sum(axis=0)
@@ -171,18 +164,3 @@ class MaskedLMTrainer(ExperimentTrainer):
         for name in [name for name in metrics if name.endswith("_token_loss")]:
             metrics[name.replace("_token_loss", "_loss")] = metrics.pop(name)
         return output
-
-    def predict_masked(self, dataset: Dataset, top_k: int = 5) -> np.ndarray:
-        """
-        What the model puts into the place of masked words; to be called on all processes.
-
-        The rows are of one length, with `input_ids` and `labels`, one labelled place in each. Returns ids and
-        probabilities, the likeliest first, of shape `(num_rows, 2, top_k)`.
-        """
-        kept = self.compute_metrics, self.preprocess_logits_for_metrics, self.args.train_sampling_strategy
-        self.compute_metrics, self.preprocess_logits_for_metrics = None, partial(_best_tokens, top_k=top_k)
-        self.args.train_sampling_strategy = "random"  # rows that are grouped by length would come in another order
-        try:
-            return np.asarray(self.predict(dataset).predictions)
-        finally:
-            self.compute_metrics, self.preprocess_logits_for_metrics, self.args.train_sampling_strategy = kept

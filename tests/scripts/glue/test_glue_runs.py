@@ -172,7 +172,7 @@ def test_models_of_two_stacks_are_refused_in_one_line(tmp_path, recipe, monkeypa
         (["--task_name", "cola", "--push_to_hub"], "cannot reach the Hub"),
         (["--task_name", "cola", "--resume_from_checkpoint", "nowhere"], "--resume_from_checkpoint nowhere"),
         (["--task_name", "cola", "--evaluation_strategy", "no"], "--evaluation_strategy"),
-        (["--task_name", "cola", "--learning_rate", "-1"], "--learning_rate -1 must be"),
+        (["--task_name", "cola", "--learning_rate", "-1"], "--learning_rate is -1"),
         (["--task_name", "cola", "--report_to", "nobody"], "--report_to"),
         (["--task_name", "cola", "--early_stopping_patience", "2"], "add --eval_strategy"),
         (["--task_name", "cola", "--seeds", "2", "--do_eval"], "has no classification head"),
