@@ -113,6 +113,7 @@ def test_markers_are_the_brightest(scenes):
     assert 0.05 < (images > 64).mean() < 0.3
 
 
+@pytest.mark.slow
 def test_statistics_do_not_tell_the_classes_apart():
     labels = np.arange(2400) % 2
     made = [make_scenes(part, np.random.default_rng(n)) for n, part in enumerate(np.split(labels, 6))]

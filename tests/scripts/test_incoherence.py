@@ -71,6 +71,7 @@ def test_smoothers_are_read_without_their_padding():
     assert torch.allclose(torch.einsum("cij,jc->ic", circular, segments), after, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_analysis_trains_measures_and_draws(tmp_path, monkeypatch, capsys):
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
     flags = f"--use_cpu --model_config={json.dumps(json.dumps(sizes))} --num_generated 100 --max_steps 2"
