@@ -98,7 +98,11 @@ def test_onnx_has_the_same_numbers(model_class, smoother_norm, num_positions, tm
 
 @pytest.mark.parametrize(
     ("model_class", "training"),
-    [(SKTformerModel, False), (SKTformerForMaskedLM, True), *((head, True) for head in PAIR_HEADS)],
+    [
+        (SKTformerModel, False),
+        (SKTformerForMaskedLM, True),
+        *(pytest.param(head, True, marks=pytest.mark.slow) for head in PAIR_HEADS),
+    ],
 )
 # The number of labelled positions depends on the data: that it may stay in the graph has to be asked for.
 @torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True)
