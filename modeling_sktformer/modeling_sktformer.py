@@ -584,6 +584,7 @@ class SKTformerHeadModel(SKTformerPreTrainedModel):
         return tuple(None if values is None else values.flatten(0, 1) for values in inputs)
 
     def _score(self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
+        """The logits; this class has no head of its own, which every class below it brings."""
         raise NotImplementedError
 
     def _loss(self, logits: torch.Tensor, labels: torch.Tensor, num_items: torch.Tensor | int | None) -> torch.Tensor:
