@@ -19,13 +19,12 @@ Letters in shapes: B batch, S tokens, d hidden size, H heads, h width of a head,
 landmark features of a head.
 """
 
-from collections.abc import Sequence
-from typing import NamedTuple, TypedDict
+from typing import TypedDict
 
 import torch
 from torch import nn
 
-from .kernels import Dropout, choose_kernel, is_plain
+from .kernels import Dropout, is_plain
 from .sequences import Landmarks, Sequences, draw_permutation
 
 
@@ -37,40 +36,6 @@ class Coefficients(TypedDict, total=False):
     feature_scores: torch.Tensor  # K_J^T Q / sqrt(n), (B, H, s2, h)
     value_columns: torch.Tensor  # V_J^T, (B, H, s2, S)
     tokens: torch.Tensor  # Equation 3 itself, (B, S, d), where a fused kernel computes it
-
-
-class Branch(NamedTuple):
-    """
-    What a branch gives each token: a combination of a few vectors in every head, which is then normalised.
-
-    For tokens these are softmax(Q K_I^T / sqrt(h)) and V_I (Equation 3), for features V_J and the rows of
-    softmax(Q^T K_J / sqrt(n))^T (Equation 4).
-    """
-
-    coefficients: torch.Tensor  # (B, H, m / H, S)
-    vectors: torch.Tensor  # (B, H, m / H, h)
-    norm: nn.LayerNorm
-
-    def block_diagonal(self) -> torch.Tensor:
-        """The vectors of all heads as one block diagonal matrix for each sequence, `(B, m, d)`."""
-        return torch.diag_embed(self.vectors.permute(0, 2, 3, 1), dim1=1, dim2=3).flatten(3).flatten(1, 2)
-
-    def context(self) -> torch.Tensor:
-        """The combinations, head beside head, `(B, S, d)`."""
-        if self.vectors.shape[2] > self.vectors.shape[3]:
-            return (self.coefficients.mT @ self.vectors).transpose(1, 2).flatten(2)
-        # Of few vectors as one product, which writes the heads where they belong.
-        return self.coefficients.flatten(1, 2).mT @ self.block_diagonal()
-
-
-class Attended(NamedTuple):
-    """A [`Branch`] of which only the combinations are known."""
-
-    states: torch.Tensor  # (B, S, d)
-    norm: nn.LayerNorm
-
-    def context(self) -> torch.Tensor:
-        return self.states
 
 
 def token_weights(scores: torch.Tensor, landmark_mask: torch.Tensor | None) -> torch.Tensor:
@@ -87,14 +52,19 @@ def token_weights(scores: torch.Tensor, landmark_mask: torch.Tensor | None) -> t
     return scores.masked_fill(~mask, torch.finfo(scores.dtype).min).softmax(dim=2) * mask
 
 
-def combine(branches: Sequence[Branch | Attended], projection: nn.Module) -> torch.Tensor:
-    """
-    Combine the branches, one or both, and project them: Equation 2 with the listing's half, `(B, S, d)`.
+def weigh_vectors(coefficients: torch.Tensor, vectors: torch.Tensor) -> torch.Tensor:
+    r"""
+    Combine a few vectors in every head with each token's coefficients: the last product of Equations 3 and 4.
 
-    With one branch switched off it is the other's layer norm alone.
+    For tokens these are V_I and the columns of softmax(Q K_I^T / sqrt(h))^T, for features the rows of
+    softmax(Q^T K_J / sqrt(n))^T and the columns of V_J^T. Coefficients `(B, H, m, S)` and vectors `(B, H, m, h)` give
+    `(B, S, d)`, head beside head.
     """
-    contexts = [branch.norm(branch.context()) for branch in branches]
-    return projection(contexts[0] if len(contexts) == 1 else (contexts[0] + contexts[1]) / 2)
+    if vectors.shape[2] > vectors.shape[3]:
+        return (coefficients.mT @ vectors).transpose(1, 2).flatten(2)
+    # Of few vectors as one product with a block diagonal matrix, which writes the heads where they belong.
+    diagonal = torch.diag_embed(vectors.permute(0, 2, 3, 1), dim1=1, dim2=3).flatten(3).flatten(1, 2)
+    return coefficients.flatten(1, 2).mT @ diagonal
 
 
 class SkeletonAttention(nn.Module):
@@ -145,19 +115,20 @@ class SkeletonAttention(nn.Module):
         plain = all(is_plain(projection, nn.Linear) for projection in (self.query, self.key, self.value))
         read = self._read_weights if few and plain and not self.is_fused() else self._project
         coefficients = read(hidden_states, sequences, landmarks)
-        branches: list[Branch | Attended] = []
+        contexts = []
         # Transposed as they are returned and back, so that what is returned is what the outputs are computed from.
         token_attentions = feature_attentions = None
         if "tokens" in coefficients:
-            branches.append(Attended(coefficients["tokens"], self.token_norm))
+            contexts.append(self.token_norm(coefficients["tokens"]))
         elif landmarks is not None:  # Equation 3
             token_attentions = self.dropout(token_weights(coefficients["token_scores"], landmarks.mask)).mT
-            branches.append(Branch(token_attentions.mT, coefficients["landmark_values"], self.token_norm))
+            contexts.append(self.token_norm(weigh_vectors(token_attentions.mT, coefficients["landmark_values"])))
         if self.config.use_feature_attention:  # Equation 4
             feature_attentions = self.dropout(coefficients["feature_scores"].softmax(dim=2)).mT
-            branches.append(Branch(coefficients["value_columns"], feature_attentions.mT, self.feature_norm))
-        compute = choose_kernel("combine", self.config.kernels, branches, self.out_proj) or combine
-        return compute(branches, self.out_proj), token_attentions, feature_attentions
+            contexts.append(self.feature_norm(weigh_vectors(coefficients["value_columns"], feature_attentions.mT)))
+        # Equation 2 with the listing's half; with one branch switched off it is the other's layer norm alone.
+        output = self.out_proj(contexts[0] if len(contexts) == 1 else (contexts[0] + contexts[1]) / 2)
+        return output, token_attentions, feature_attentions
 
     def is_fused(self) -> bool:
         """Whether PyTorch's fused kernel computes the token branch."""

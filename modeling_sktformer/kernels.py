@@ -7,14 +7,13 @@ the same way in the first pass and in one that gradient checkpointing repeats. `
 `model.set_kernels` changes, is `"auto"`, or `"eager"` for the plain code alone.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 from transformers.utils import logging
 
-from .cpu_attention import combine_normalized, takes_fewer_multiply_adds
 from .cpu_dropout import drop_values
 
 
@@ -38,21 +37,6 @@ def is_plain(module: nn.Module, kind: type[nn.Module]) -> bool:
     )
 
 
-def _combines_on_cpu(branches: Sequence[Any], projection: nn.Module) -> bool:
-    vectors = getattr(branches[0], "vectors", None)
-    return (
-        vectors is not None
-        and vectors.device.type == "cpu"
-        # Norms that are not computed as such need their digits.
-        and vectors.dtype in (torch.float32, torch.float64)
-        and not torch.is_autocast_enabled("cpu")
-        and isinstance(projection, nn.Linear)
-        and is_plain(projection, nn.Linear)
-        and all(is_plain(branch.norm, nn.LayerNorm) for branch in branches)
-        and takes_fewer_multiply_adds(branches, projection)
-    )
-
-
 class Kernel(NamedTuple):
     """A function and when it applies; both take what the operation takes."""
 
@@ -63,7 +47,6 @@ class Kernel(NamedTuple):
 
 # The first one that applies is taken.
 KERNELS: dict[str, tuple[Kernel, ...]] = {
-    "combine": (Kernel("cpu_attention", _combines_on_cpu, combine_normalized),),
     "dropout": (Kernel("cpu_dropout", lambda inputs, probability: inputs.device.type == "cpu", drop_values),),
 }
 

@@ -68,7 +68,6 @@ CODE = {
     "attention.py",
     "circle.py",
     "configuration_sktformer.py",
-    "cpu_attention.py",
     "cpu_dropout.py",
     "kernels.py",
     "lengthening.py",
