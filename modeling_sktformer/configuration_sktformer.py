@@ -54,6 +54,9 @@ class SKTformerConfig(PreTrainedConfig):
         use_convolution_stem (`bool`): Off: the smoother returns the sum of the Fourier convolution and its input.
         use_token_attention (`bool`), use_feature_attention (`bool`):
             One off: the layer norm of the other alone. Both off is an error.
+        use_smoother_residual (`bool`):
+            Whether the smoother's output is added to the attention's. Not the paper's: what the few coefficients that
+            the branches read of a token leave out reaches the next part of the layer.
         use_mlp (`bool`): Off: layers have no feed-forward part, as in the paper's forecaster.
         classifier_pooling (`"cls"` or `"mean"`): Sequence heads read the first real token, or the mean of all.
         sparse_prediction (`bool`):
@@ -132,6 +135,7 @@ class SKTformerConfig(PreTrainedConfig):
     use_convolution_stem: bool = True
     use_token_attention: bool = True
     use_feature_attention: bool = True
+    use_smoother_residual: bool = False
     classifier_pooling: Literal["cls", "mean"] = "cls"
     sparse_prediction: bool = True
     kernels: Literal["auto", "eager"] = "auto"

@@ -125,7 +125,8 @@ class SKTformerLayer(GradientCheckpointingLayer):
     """
     One layer, normalised before each part.
 
-        x <- x + dropout(attention(smoother(LN_1(x))))
+        x <- x + dropout(attention(s))          where s = smoother(LN_1(x)), and s + attention(s)
+                                                in place of attention(s) if `use_smoother_residual`
         x <- x + dropout(MLP(LN_2(x)))          if `use_mlp`
     """
 
@@ -133,6 +134,7 @@ class SKTformerLayer(GradientCheckpointingLayer):
         super().__init__()
         self.attention_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.smoother = Smoother(config) if config.use_smoother else None
+        self.use_smoother_residual = config.use_smoother_residual
         self.attention = SkeletonAttention(config, layer_idx)
         self.use_mlp = config.use_mlp
         if self.use_mlp:
@@ -147,6 +149,8 @@ class SKTformerLayer(GradientCheckpointingLayer):
         if self.smoother is not None:
             attention_input = self.smoother(attention_input, sequences, circle)
         attention_output, *_ = self.attention(attention_input, sequences, landmarks)
+        if self.use_smoother_residual:
+            attention_output = attention_output + attention_input
         hidden_states = hidden_states + self.dropout(attention_output)
         if not self.use_mlp:
             return hidden_states

@@ -681,14 +681,16 @@ SIZES = {
     "sktformer-mini": (4, 256, 1024),
     "sktformer-tiny": (2, 128, 512),
 }
+PRESETS = SIZES | {f"{name}-best": sizes for name, sizes in SIZES.items()}
 
 
 def test_the_presets_are_the_published_sizes():
-    assert available_presets() == sorted(SIZES)
-    for name, sizes in SIZES.items():
+    assert available_presets() == sorted(PRESETS)
+    for name, sizes in PRESETS.items():
         config = load_preset(name)
         assert (config.num_hidden_layers, config.hidden_size, config.intermediate_size) == sizes
         assert config.head_dim == 64
+        assert config.use_smoother_residual == name.endswith("-best")
 
 
 def test_an_installed_wheel_carries_the_presets(tmp_path):
@@ -714,4 +716,4 @@ print(modeling_sktformer.__file__, *(f"{name}:{load_preset(name).hidden_size}" f
         [sys.executable, "-c", program], cwd=tmp_path, env=environment, check=True, capture_output=True, text=True
     ).stdout.split()
     assert Path(printed[0]).is_relative_to(tmp_path / "installed")
-    assert printed[1:] == [f"{name}:{SIZES[name][1]}" for name in sorted(SIZES)]
+    assert printed[1:] == [f"{name}:{PRESETS[name][1]}" for name in sorted(PRESETS)]

@@ -12,7 +12,6 @@ from modeling_sktformer import (
     SKTformerModel,
     attention,
     circle,
-    kernels,
 )
 from modeling_sktformer.smoothing import fourier_convolution
 from support.builders import MODELS, assert_equal, call, gradients, make_batch, make_model, token_outputs
@@ -49,6 +48,7 @@ VARIANTS: dict[str, dict] = {
     "no_token_attention": {"use_token_attention": False},
     "no_feature_attention": {"use_feature_attention": False},
     "no_smoother": {"use_smoother": False},
+    "smoother_residual": {"use_smoother_residual": True},
 }
 
 
@@ -95,15 +95,14 @@ def form(request, monkeypatch) -> None:
     """
     Every test in every form that the equations are computed in, whichever the sizes of the test make worth it.
 
-    Projections are called, without and with the fused kernel for the token branch, or their weights are read, with
-    plain code alone; then with all kernels, and the stem folded into the filters in both of its forms.
+    Projections are called, without and with the fused kernel for the token branch, or their weights are read; then
+    with the stem folded into the filters in both of its forms.
     """
     read = request.param not in ("called", "fused")
     monkeypatch.setattr(attention, "is_plain", lambda module, kind: read)
     folded = request.param in ("products of waves", "folded transforms")
     monkeypatch.setattr(circle, "count_multiply_adds", lambda *sizes: (1, 0) if folded else (0, 1))
     monkeypatch.setattr(circle, "MAX_PRODUCT_POSITIONS", 512 if request.param == "products of waves" else 0)
-    monkeypatch.setattr(kernels, "takes_fewer_multiply_adds", lambda *inputs: folded)
     if request.param == "fused":
         monkeypatch.setattr(attention.SkeletonAttention, "is_fused", lambda self: self.config.use_token_attention)
 

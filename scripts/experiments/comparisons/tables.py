@@ -29,7 +29,7 @@ _PRETRAINING = Stage(
         Measure("step (ms)", "step_time_ms", "lowest", format=".0f", pooled=True),
         Measure("step (ms of processor time)", "step_cpu_time_ms", "lowest", format=".0f", pooled=True),
     ),
-    learning_rates=(5e-4, 1e-3, 2e-3),
+    learning_rates=(1e-3, 2e-3, 4e-3),
 )
 _PRETRAINING_TEXT = (
     "Masked language modelling: steps of {0[global_batch_size]} sequences of {0[max_seq_length]} tokens, the same "
@@ -46,7 +46,7 @@ def _frontier_cases(length: int) -> tuple[Case, Case]:
     flags: tuple[str, ...] = ("--document_unit", "file", "--max_seq_length", str(length))
     flags += ("--global_batch_size", batch, "--per_device_train_batch_size", batch)
     nystromformer = "Nystromformer" if length > 128 else "Nystromformer-full"
-    rows = ("SKTformer", "BERT", "ModernBERT", nystromformer, "FNet", "Longformer")
+    rows = ("SKTformer", "SKTformer-best", "BERT", "ModernBERT", nystromformer, "FNet", "Longformer")
     return (
         Case(f"{length:,} tokens, {_FRONTIER_STEPS:,} steps", str(length), flags, _FRONTIER_STEPS, rows=rows),
         Case(f"{length:,} tokens, {_FRONTIER_MINUTES:g} min", str(length), flags, None, _FRONTIER_MINUTES, rows),
