@@ -136,6 +136,18 @@ TABLES = {
         _PRETRAINING_TEXT,
         (replace(_PRETRAINING, runs="pretrain_variants.txt", cases=(_SHORT,)),),
     ),
+    "improvements": Table(
+        "What was tried beyond the paper",
+        _PRETRAINING_TEXT,
+        (
+            replace(
+                _PRETRAINING,
+                folder="improvements",
+                runs="pretrain_improvements.txt",
+                cases=(replace(_SHORT, flags=("--max_eval_samples", "512")),),
+            ),
+        ),
+    ),
     "glue": Table(
         "GLUE compared: small models, alike in all but the architecture",
         "Each model is pre-trained with every seed: {0[global_batch_size]} sequences of {0[max_seq_length]} tokens a "
