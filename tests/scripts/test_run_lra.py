@@ -265,6 +265,7 @@ def test_bad_arguments_are_named(run, pictures, tmp_path):
     for flags, message in (
         ([*pictures, "--noise", "-1"], "noise is -1"),
         (["--task_name", "listops", "--noise", "2"], "--noise is for --task_name image"),
+        ([*pictures, "--max_length", "900"], "--max_length is for --task_name listops"),
         (["--task_name", "text", "--draw_examples"], "Text has no pictures"),
         (["--task_name", "listops", "--dataset_name", "a/b"], "ListOps is not read from the Hub"),
         ([*pictures, "--dataset_name", "a/b"], "several data sets"),

@@ -48,8 +48,9 @@ class LraArguments:
         require_at_least(100, self, "num_generated")
         require_at_least(0, self, "noise", "generation_seed")
         task, only = TASKS[self.task_name], {"noise": "image", "stand_in": "retrieval"}
+        only |= dict.fromkeys(("min_length", "max_length", "max_depth", "max_args"), "listops")
         for name, of in only.items():
-            if getattr(self, name) and self.task_name != of:
+            if getattr(self, name) != getattr(LraArguments, name) and self.task_name != of:
                 raise UserError(f"--{name} is for --task_name {of}; leave it out.")
         if self.draw_examples and not task.is_picture:
             raise UserError(f"--draw_examples: {task.title} has no pictures; leave it out.")
