@@ -118,7 +118,9 @@ def test_models_have_the_same_sizes_and_dropouts(name):
 
 
 def test_sizes_are_the_papers_and_the_presets():
-    assert set(SIZES) == {"lra", "base", "small", "mini", "tiny"}
+    presets = {"base", "small", "mini", "tiny"}
+    assert set(SIZES) == {"lra"} | presets | {f"{preset}-best" for preset in presets}
+    assert build_sizes("tiny-best").use_smoother_residual
     assert build_sizes("lra").hidden_size == 64
     assert (build_sizes("base").hidden_size, build_sizes("base", 2).num_hidden_layers) == (768, 2)
 
