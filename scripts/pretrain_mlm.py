@@ -30,7 +30,7 @@ from experiments.run_folder import check_run_folder, find_checkpoint, recorded_a
 from experiments.text.blocks import MASKED_LM_TOKENS, Blocks, MaskedLMArguments, load_blocks, train_tokenizer_once
 from experiments.text.corpus import Corpus, CorpusArguments, load_corpus
 from experiments.text.examples import show_predictions
-from experiments.text.masked_lm import MaskedLMTrainer, MaskingCollator, MaskNumbering, mask_once
+from experiments.text.masked_lm import MaskedLMTrainer, MaskingCollator, MaskNumbering, mask_once, score_labelled_only
 from experiments.text.report import write_report
 
 
@@ -92,7 +92,7 @@ def run_identity(command: Command, corpus: Corpus) -> progress.RunIdentity:
     model, reading, mlm, training = command.groups
     decides = {"data": corpus.fingerprint, "streaming": reading.streaming}
     # How much is evaluated decides nothing of a training.
-    unused = ("tokenizer_name", "max_eval_samples") if training.do_train else ("tokenizer_name",)
+    unused = ("tokenizer_name", "sparse_prediction", "max_eval_samples")[: 3 if training.do_train else 2]
     decides |= {name: value for name, value in vars(mlm).items() if name not in unused}
     decides |= {"probabilities": reading.probabilities, "one_document_per_block": reading.one_document_per_block}
     decides["config_name"] = models.fingerprint_config(model.config_name)
@@ -121,6 +121,8 @@ def train(
         process_index=training.process_index,
         num_processes=training.world_size,
     )
+    if mlm_arguments.sparse_prediction:
+        score_labelled_only(model)
     timer = progress.StepTimer()
     trainer = MaskedLMTrainer(
         model=model,

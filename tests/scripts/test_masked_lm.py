@@ -11,6 +11,7 @@ from accelerate.data_loader import BatchSamplerShard
 from datasets import Dataset
 from torch.utils.data import BatchSampler, SequentialSampler
 from transformers import (
+    AutoConfig,
     AutoModelForMaskedLM,
     BertConfig,
     BertForMaskedLM,
@@ -31,6 +32,8 @@ from experiments.text.masked_lm import (
     MaskingCollator,
     MaskNumbering,
     mask_once,
+    predicted_logits,
+    score_labelled_only,
     sum_token_losses,
     token_metrics,
 )
@@ -211,6 +214,46 @@ def test_heads_may_give_labelled_places_alone(tmp_path, tokenizer):
         metrics = trainer.evaluate()
         results.append([metrics[key] for key in ("eval_loss", "eval_accuracy", "eval_predicted_tokens")])
     assert results[0] == pytest.approx(results[1], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "model_type", ["bert", "fnet", "longformer", "modernbert", "nystromformer", "roberta", "sktformer"]
+)
+def test_scoring_labelled_tokens_alone_changes_neither_loss_nor_gradients(tokenizer, model_type):
+    sizes = {"vocab_size": len(tokenizer), "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    special = {"pad_token_id": 0, "bos_token_id": 2, "cls_token_id": 2, "eos_token_id": 3, "sep_token_id": 3}
+    others = {
+        "longformer": {"attention_window": 8},
+        "nystromformer": {"segment_means_seq_len": 8, "num_landmarks": 8},
+        "sktformer": {"num_landmark_tokens": 4, "num_landmark_features": 4, "sparse_prediction": False},
+    }
+    config = AutoConfig.for_model(model_type, **sizes, **special, num_attention_heads=2, **others.get(model_type, {}))
+    torch.manual_seed(0)
+    model = AutoModelForMaskedLM.from_config(config).eval()
+    generator = torch.Generator().manual_seed(0)
+    batch = {"input_ids": torch.randint(5, len(tokenizer), (3, 8), generator=generator)}
+    labels = torch.where(torch.rand(3, 8, generator=generator) < 0.3, batch["input_ids"], IGNORE_INDEX)
+
+    def measure():
+        model.zero_grad()
+        outputs = model(**batch, labels=labels)
+        outputs.loss.backward()
+        return outputs, [weight.grad.clone() for weight in model.parameters() if weight.grad is not None]
+
+    model.train(model_type == "sktformer")  # which is sparse in training alone
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    before, gradients = measure()
+    score_labelled_only(model)
+    after, sparse_gradients = measure()
+    assert after.loss.item() == pytest.approx(before.loss.item(), rel=1e-6)
+    for one, other in zip(gradients, sparse_gradients, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-7)
+    assert after.logits.shape == (int((labels != IGNORE_INDEX).sum()), len(tokenizer))
+    torch.testing.assert_close(predicted_logits(after.logits, labels), predicted_logits(before.logits, labels))
+    assert model(**batch).logits.shape == (3, 8, len(tokenizer))  # without labels all tokens are scored
+    assert sum_token_losses(after.logits, labels)[:, 2].sum() == len(after.logits)
 
 
 PROSE = "the old clock . the {} of the house was in the garden , and {} was there . the x"

@@ -49,7 +49,7 @@ metrics = {
 if seed:  # a run that was resumed behind its last step has measured no time
     metrics["step_time_ms"] = 100.0 * seed
 config = {"model_type": metrics["model_type"], "architectures": ["BertForMaskedLM"]}
-(folder / "config.json").write_text(json.dumps(config | {"sparse_prediction": name == "ours"}))
+(folder / "config.json").write_text(json.dumps(config))
 (folder / "metrics.json").write_text(json.dumps(metrics))
 """
 
@@ -115,8 +115,6 @@ def test_a_table_is_a_description(make, stage, tmp_path, capsys):
     assert "\nBest: loss, short theirs (not ours); loss, long theirs (not ours); step (ms) ours (ours).\n" in text
     assert "the one of 0.001, 0.01, 0.1 with the lowest evaluation loss under seed 100" in text
     assert "at the edge of these: ours 100, theirs 100, ours 200, theirs 200." in text
-    assert "labelled positions only: ours." in text
-    assert "all positions: theirs." in text
     assert f"```bash\npython reproduce.py test --train_file {tmp_path / 'a.txt'} --seeds 0 1 2 " in text
     assert "at abc: python 3" in text
     losses = {rate: pytest.approx(13.9 + distance) for rate, distance in (("0.001", 2), ("0.01", 1), ("0.1", 0))}
@@ -174,6 +172,15 @@ def test_the_first_case_may_choose_for_all(make, stage, tmp_path):
     assert cells(text, "ours")[-2:] == ["0.001", "0.001"]
     assert cells(text, "theirs")[-2:] == ["0.1", "0.1"]
     assert results["searches"]["theirs-200"] == results["searches"]["theirs-100"]
+
+
+def test_the_rate_of_the_first_case_takes_the_time_of_its_own(make, stage, tmp_path):
+    cases = (Case("short", "short", max_steps=100), Case("half a minute", "timed", minutes=0.5))
+    make([replace(stage, cases=cases, search_steps=10, one_rate=True)])
+    names = sorted(path.parent.name for path in (tmp_path / "out").rglob("ours-timed*/metrics.json"))
+    # One short run tells how long a step takes, ten seconds: three fit.
+    assert [name for name in names if name.endswith("-100")] == ["ours-timed-20-0.001-100"]
+    assert "--max_steps 3 " in (tmp_path / "out" / "first" / "ours-timed-0.5min-0.001-0.log").read_text()
 
 
 def test_rates_are_searched_with_fewer_steps_or_not_at_all(make, stage, tmp_path):
@@ -282,7 +289,7 @@ def test_models_are_pre_trained_and_fine_tuned_alike(tmp_path, monkeypatch, in_p
             | {"eval_strategy": "steps", "eval_steps": 0.5, "global_batch_size": 8}
         ),
         "second.yaml": yaml.safe_dump({**shared, "max_seq_length": 32, "num_train_epochs": 1, "learning_rate": 1e-2}),
-        "first.txt": f"--run_name ours --config_overrides {small},sparse_prediction=False\n"
+        "first.txt": f"--run_name ours --config_overrides {small}\n"
         f"--run_name ModernBERT --model_type modernbert --config_overrides {small}\n",
         "second.txt": "--run_name ours --model_name_or_path ours\n--run_name BERT --model_name_or_path ModernBERT\n"
         "--run_name mean --model_name_or_path ours --config_overrides classifier_pooling=mean\n",
@@ -323,7 +330,6 @@ def test_models_are_pre_trained_and_fine_tuned_alike(tmp_path, monkeypatch, in_p
     last = tmp_path / "out" / "glue" / "mean-cola-1" / "cola"
     assert AutoConfig.from_pretrained(last).classifier_pooling == "mean"
     assert cells(markdown, "majority")[3] == "0.00"
-    assert "at all positions: every row." in markdown
     assert (tmp_path / "results" / "glue.png").read_bytes().startswith(b"\x89PNG")
     before = files_below(tmp_path / "out")
     reproduce.main()

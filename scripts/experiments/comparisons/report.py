@@ -6,8 +6,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoConfig
-
 from experiments.comparisons.stages import SEARCH_SEED, Measure, Outcomes, Stage, Table, start_of
 from experiments.plots import plot_mean_curves, plot_task_scores
 from experiments.results import command_line, format_origin, format_table, write_atomically, write_json
@@ -72,7 +70,6 @@ def write_table(
         "",
         f"- Mean and standard deviation over seeds {', '.join(map(str, seeds))}; of times the median.",
         *_describe_searches(outcomes),
-        *_describe_heads(outcomes[0]),
         *table.notes,
         "",
         *_plot(name, table, columns, last, folder),
@@ -148,18 +145,6 @@ def _describe_searches(outcomes: Sequence[Outcomes]) -> list[str]:
         f"evaluation loss under seed {SEARCH_SEED}, which the table does not count; at the edge of these: "
         f"{', '.join(edge) or 'none'}."
     ]
-
-
-def _describe_heads(outcomes: Outcomes) -> list[str]:
-    """Which logits masked language models compute in training: a part of the time of a step."""
-    rows: dict[str, dict[str, None]] = {}
-    for (row, _), outcome in outcomes.items():
-        config = AutoConfig.from_pretrained(outcome.folders[0])
-        if str((config.architectures or [""])[0]).endswith("ForMaskedLM"):
-            sparse = getattr(config, "sparse_prediction", False)
-            rows.setdefault("labelled positions only" if sparse else "all positions", {})[row] = None
-    every = len(rows) == 1
-    return [f"- Logits in pre-training, at {k}: {'every row' if every else ', '.join(r)}." for k, r in rows.items()]
 
 
 def _plot(name: str, table: Table, columns: Sequence[Column], outcomes: Outcomes, folder: Path) -> list[str]:

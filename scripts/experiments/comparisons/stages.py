@@ -14,6 +14,7 @@ from experiments.runs import Run, choose_launcher, execute_runs, read_runs
 
 
 SEARCH_SEED = 100  # chooses learning rates and is counted in no table
+_TIMED_STEPS = 20  # that tell how long a step takes, where no search does
 
 
 @dataclass
@@ -62,7 +63,7 @@ class Case:
     name: str = ""  # in the names of folders
     flags: tuple[str, ...] = ()
     max_steps: int | None = None  # where no recipe says it
-    minutes: float | None = None  # in place of steps: as many as a row takes in this time by those of its search
+    minutes: float | None = None  # in place of steps: as many as a row takes in this time by those of a short run
     rows: tuple[str, ...] = ()  # the only ones that can be run on it; by default all
 
     @property
@@ -70,11 +71,11 @@ class Case:
         budget = f"{self.minutes:g}min" if self.minutes else self.max_steps
         return "-".join(map(str, filter(None, (self.name, budget))))
 
-    def in_steps(self, searched: Path) -> "Case":
-        """The same with the steps that fit into its minutes, by the time that those of a search have taken."""
-        time = read_json(searched).get("step_time_ms")
+    def in_steps(self, timed: Path) -> "Case":
+        """The same with the steps that fit into its minutes, by the time that those of a short run have taken."""
+        time = read_json(timed).get("step_time_ms")
         if time is None:
-            raise UserError(f"{searched.parent} was cut short behind its last step, and measured no time; delete it.")
+            raise UserError(f"{timed.parent} was cut short behind its last step, and measured no time; delete it.")
         steps = round(60_000 * (self.minutes or 0) / time)
         return replace(self, max_steps=max(1, steps))
 
@@ -212,11 +213,21 @@ class _StageRuns:
         if searches := [run for key in needed for run in tried[key].values()]:
             self.execute(searches, f"{self.stage.folder}, learning rates", "Training has diverged")
         outcomes = {key: _choose_rate(key[0], of_cell) for key, of_cell in tried.items()}
+        timed = {
+            (name, case.key): self.plan(
+                name,
+                replace(case, max_steps=steps if chooses[case] is case else _TIMED_STEPS, minutes=None),
+                outcomes[name, case.key].rate,
+            )
+            for name, case in cells
+            if case.minutes
+        }
+        self.execute(timed.values(), f"{self.stage.folder}, times of steps")
         runs: dict[tuple[str, str, int], Run] = {}
         for seed, (name, case) in itertools.product(self.arguments.seeds, cells):
             rate = outcomes[name, case.key].rate
-            if case.minutes and rate is not None:
-                case = case.in_steps(tried[name, case.key][rate].result)
+            if case.minutes:
+                case = case.in_steps(timed[name, case.key].result)
             runs[name, case.key, seed] = self.plan(name, case, rate, seed)
         self.execute(runs.values(), self.stage.folder)
         for (name, key, _), run in runs.items():
