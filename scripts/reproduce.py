@@ -47,8 +47,8 @@ def main() -> None:
 
 
 def train_tokenizer(table: Table, given: dict[str, Any], arguments: ComparisonArguments) -> dict[str, str]:
-    """Train the tokenizer that all pre-trainings share, where it is not there yet; returns the flag that names it."""
-    folder = (Path(arguments.output_dir) / table.stages[0].folder).with_name(f"tokenizer-{arguments.vocab_size}")
+    """Train the tokenizer of the pre-trainings in a folder, unless it is there; returns the flag that names it."""
+    folder = Path(arguments.output_dir) / table.stages[0].folder / f"tokenizer-{arguments.vocab_size}"
     text = recipe_to_flags({flag: value for flag, value in given.items() if flag in TEXT})
     # A finished tokenizer of this text is not trained again; that of another one gives way.
     flags = ("--vocab_size", str(arguments.vocab_size), *text, "--overwrite")

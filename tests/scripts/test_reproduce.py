@@ -393,7 +393,7 @@ def test_books_are_attributed_to_their_authors(tmp_path, monkeypatch):
     assert AutoConfig.from_pretrained(tuned).max_position_embeddings == 64
     untrained = read_metrics(out / "pretraining" / "untrained-1")
     assert untrained["eval_loss"] == pytest.approx(math.log(60), abs=0.3)  # it answers alike with every word
-    assert (out / "tokenizer-60").is_dir()
+    assert (out / "pretraining" / "tokenizer-60").is_dir()
     before = files_below(tmp_path / "out")
     reproduce.main()
     assert files_below(tmp_path / "out") == before
