@@ -4,15 +4,14 @@ Measure time and memory of a step against the length of the inputs, for SKTforme
     python scripts/benchmark.py --size lra --batch_size 4 --lengths 1024 4096
     python scripts/benchmark.py --size tiny --tokens_per_batch 65536 --lengths 128 1024 8192
     python scripts/benchmark.py --size tiny mini --made_for 512 --lengths 128 --padded
-    python scripts/benchmark.py --profile --size lra --batch_size 4 --lengths 1024 4096
     python scripts/benchmark.py --count
 
 The first compares models at each length, of the same width, depth, heads, batch, precision and data, each made for
-the length. The next three take SKTformer alone: lengths at the same number of tokens, inputs shorter than those that
-the model was made for, and the parts of a training step. Steps are timed in interleaved rounds, memory is measured for
-each alone. --count measures nothing and needs no GPU: it counts the operators, bytes and multiply-adds of one layer.
-NAME.md, .json and pictures go to --results_dir after all that is timed together; started again with the same flags, it
-measures what is missing. --merge keeps what the files hold of other settings.
+the length. The next two take SKTformer alone: lengths at the same number of tokens, and inputs shorter than those that
+the model was made for. Steps are timed in interleaved rounds, memory is measured for each alone. --count measures
+nothing and needs no GPU: it counts the operators, bytes and multiply-adds of one layer. NAME.md, .json and pictures go
+to --results_dir after all that is timed together; started again with the same flags, it measures what is missing.
+--merge keeps what the files hold of other settings.
 """
 
 from dataclasses import asdict, dataclass
@@ -26,7 +25,6 @@ from experiments.arguments import UserError, flag, parse_args, require_at_least,
 from experiments.benchmark.cells import Cell, MeasurementArguments, measure_cells
 from experiments.benchmark.counts import count_row
 from experiments.benchmark.models import MODELS, PRECISIONS, SIZES, Setting, Workload, build_sizes
-from experiments.benchmark.profile import profile_step
 from experiments.benchmark.report import open_section, save_section
 
 
@@ -57,7 +55,6 @@ class BenchmarkArguments(MeasurementArguments):
     dropout: list[float] = flag([], "In training, by default 0 and 0.1.")
     precision: str = flag("", "By default float32; bfloat16 to --count.", PRECISIONS)
     modes: list[str] = flag([], "By default both.", MODES)
-    profile: bool = flag(False, "Profile the parts of training steps.")
     count: bool = flag(False, "Count what a layer's training step does.")
     merge: bool = flag(False, "Keep what the results hold of other settings.")
     results_dir: str = flag("runs/benchmark", "Folder of the results.")
@@ -65,9 +62,8 @@ class BenchmarkArguments(MeasurementArguments):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_at_least(1, self, "batch_size", "tokens_per_batch", "made_for", "num_layers")
-        if sum(map(bool, (self.tokens_per_batch and not self.count, self.made_for, self.profile, self.count))) > 1:
-            flags = "--tokens_per_batch, --made_for, --profile and --count"
-            raise UserError(f"{flags} measure different things; give one of them.")
+        if sum(map(bool, (self.tokens_per_batch and not self.count, self.made_for, self.count))) > 1:
+            raise UserError("--tokens_per_batch, --made_for and --count measure different things; give one of them.")
         alone = self.comparison not in ("speed", "counts")
         if alone and self.models not in ([], ["sktformer"]):
             raise UserError(f"--models {' '.join(self.models)}: this measures sktformer alone; leave the flag out.")
@@ -76,7 +72,7 @@ class BenchmarkArguments(MeasurementArguments):
             defaults.pop("tokens_per_batch", None)
         for name, value in defaults.items():
             setattr(self, name, getattr(self, name) or value)
-        if self.profile or self.count:
+        if self.count:
             self.modes, self.dropout = ["training"], self.dropout[-1:]
         self.models, self.size = list(dict.fromkeys(self.models)), list(dict.fromkeys(self.size))
         self.lengths, self.dropout = sorted(set(self.lengths)), list(dict.fromkeys(self.dropout))
@@ -92,16 +88,16 @@ class BenchmarkArguments(MeasurementArguments):
             raise UserError("--padded: models are compared without padding; give --made_for with it.")
         if not all(0 <= value < 1 for value in self.dropout):
             raise UserError(f"--dropout {' '.join(map(str, self.dropout))}: each must be at least 0 and below 1.")
-        if self.compile and (self.profile or self.count):
-            raise UserError("--compile: --profile and --count look into the model; leave it out.")
+        if self.compile and self.count:
+            raise UserError("--compile: --count looks into the model; leave it out.")
         depths = {build_sizes(size, self.num_layers).num_hidden_layers for size in self.size}
         self.num_layers = depths.pop() if len(depths) == 1 and not self.count else None
 
     @property
     def comparison(self) -> str:
         """One of [`COMPARISONS`]."""
-        if self.profile or self.count:
-            return "speed_profile" if self.profile else "counts"
+        if self.count:
+            return "counts"
         return "scaling" if self.tokens_per_batch else "short_inputs" if self.made_for else "speed"
 
     @property
@@ -136,13 +132,7 @@ def main() -> None:
     plan = {"comparison": arguments.comparison, "device": setting.device, "baseline": cells[0].baseline.model}
     section = open_section(asdict(arguments) | plan, path, arguments.merge)
     workloads = [workload for cell in cells for workload in cell.workloads]
-    if arguments.profile:
-        section["profiles"] = [
-            {"size": each.size, "length": each.length}
-            | {"parts": profile_step(each, setting, arguments.rounds, arguments.warmup)}
-            for each in tqdm(workloads, "Profile", unit="length", disable=None)
-        ]
-    elif arguments.count:
+    if arguments.count:
         counted = tqdm(list(product(workloads, (False, True))), "Count", unit="row", disable=None)
         section["rows"] = [count_row(each, setting, masked) for each, masked in counted]
     else:

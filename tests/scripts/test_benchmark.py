@@ -254,16 +254,6 @@ def test_steps_are_really_taken_in_their_own_processes(tmp_path, monkeypatch):
     assert all(row["step_time_ms"] > 0 for row in section["rows"])
 
 
-def test_profile_is_a_section_too(quick):
-    flags = ["--profile", "--lengths", "64", "--batch_size", "2", "--dropout", "0", "0.1", "--rounds", "1"]
-    (section,) = quick.run(*flags, name="speed_profile")
-    assert section["key"]["dropout"] == [0.1]
-    text = (quick.folder / "speed_profile.md").read_text()
-    assert "### LRA model, 64 tokens" in text
-    assert text.count("\n| ") == len(section["profiles"][0]["parts"]) + 1
-    assert "--profile --lengths 64" in text.split("Written by")[1]
-
-
 @pytest.mark.parametrize("text", ['{"rows": []}', '{"sections": [{"key": {}}]}', "{"])
 def test_results_of_another_script_are_left_alone(quick, text):
     (quick.folder / "speed.json").write_text(text)
@@ -284,15 +274,13 @@ def test_results_of_another_script_are_left_alone(quick, text):
         ["--rounds", "0"],
         ["--warmup", "-1"],
         ["--time_limit_s", "0"],
-        ["--compile", "--profile"],
         ["--compile", "--count"],
         ["--tokens_per_batch", "1000"],
         ["--tokens_per_batch", "-512"],
         ["--models", "fnet", "--made_for", "32768"],
         ["--made_for", "512"],
         ["--padded"],
-        ["--profile", "--made_for", "32768"],
-        ["--count", "--profile"],
+        ["--count", "--made_for", "32768"],
     ],
 )
 def test_mistakes_are_said_in_one_line(flags):

@@ -7,10 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
 from tqdm import tqdm
 
-from experiments.benchmark import profile
 from experiments.benchmark.measurement import (
     KILLED,
     MAX_CALLS,
@@ -22,7 +20,6 @@ from experiments.benchmark.measurement import (
     run_alone,
     time_in_turn,
 )
-from experiments.benchmark.models import Setting, Workload
 
 
 SECOND = {"wall": 1.0, "cpu": 1.0}
@@ -111,39 +108,3 @@ def test_each_round_is_timed_in_a_process_of_its_own(tmp_path, seconds, calls):
 def test_a_step_that_cannot_be_taken_elsewhere_says_why(measure):
     with pytest.raises(ValueError, match="unknown scheme"):
         run_alone(measure, make_failure, preload=("torch",))
-
-
-def test_profile_parts_are_modules_and_add_up():
-    workload = Workload("sktformer", "lra", 64, 64, 2, "training", 0.1)
-    setting = Setting(num_layers=2, precision="float32", compile=False, device="cpu")
-    call = nn.Module.__call__
-    rows = {row["part"]: row for row in profile.profile_step(workload, setting, rounds=1, warmup=1)}
-    layer = "encoder.layers"
-    assert {"embeddings", f"{layer}.attention", f"{layer}.mlp_norm", "classifier", "optimizer"} <= set(rows)
-    assert sum(row["share"] for row in rows.values()) == pytest.approx(1)
-    assert rows[f"{layer}.attention_norm"]["backward_ms"] > 0
-    assert rows["optimizer"]["backward_ms"] == 0
-    assert nn.Module.__call__ is call
-
-
-class Event:
-    """As the profiler describes an operator that runs for one microsecond."""
-
-    def __init__(self, name, start, parent=None, number=-1):
-        self.name, self.cpu_parent, self.sequence_nr = name, parent, number
-        self.time_range = type("Range", (), {"start": start})
-        self.self_cpu_time_total = self.self_device_time_total = 1
-
-
-def test_backward_operators_belong_to_the_module_of_the_forward_one_with_their_number():
-    outer, inner = Event("part: layers", 0), Event("part: layers.mlp", 1)
-    inner.cpu_parent = outer
-    node = Event("autograd::engine::evaluate_function: MmBackward0", 4, number=7)
-    weight = Event("autograd::engine::evaluate_function: torch::autograd::AccumulateGrad", 6)
-    events = [node, Event("aten::mm", 5, node), weight, outer, inner, Event("aten::mm", 2, inner, number=7)]
-    assert profile.sum_parts(events, "cpu") == {
-        ("layers", "forward"): 1,
-        ("layers.mlp", "forward"): 2,
-        ("layers.mlp", "backward"): 2,
-        ("gradients of weights", "backward"): 1,
-    }

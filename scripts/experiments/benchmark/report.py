@@ -10,7 +10,6 @@ from experiments.arguments import UserError, one_line
 from experiments.benchmark.cells import RATIOS
 from experiments.benchmark.counts import LEGEND, format_counts
 from experiments.benchmark.models import MODELS, SIZES
-from experiments.benchmark.profile import format_profile
 from experiments.plots import plot_benchmark
 from experiments.results import command_line, describe_environment, format_origin, format_table, write_results
 
@@ -40,7 +39,6 @@ COMPARISONS = {
         "transform is longer than the inputs need, the equal result is computed at a shorter length. Padded batches "
         f"hold inputs of a quarter of the length and more. {_STEPS}",
     ),
-    "speed_profile": ("Where the time of a training step goes", "Sequence classification by SKTformer."),
     "counts": ("What a layer asks of a device", LEGEND),
 }
 # The flags that tell sections of a file apart, and those that say nothing about what is measured.
@@ -164,9 +162,7 @@ def format_section(section: Mapping, name: str) -> list[str]:
     paragraphs = [f"## {title}"]
     if not section["finished"]:
         paragraphs.append("Unfinished: what is missing has not been measured yet.")
-    if comparison == "speed_profile":
-        paragraphs += format_profile(section)
-    elif comparison == "counts":
+    if comparison == "counts":
         paragraphs += format_counts(section["rows"])
     else:
         paragraphs += busy_machine_warning(section)
