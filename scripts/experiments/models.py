@@ -244,7 +244,9 @@ def fingerprint_config(name: str) -> str:
 def describe_config(model: PreTrainedModel) -> dict[str, Any]:
     """The fields of a new model that are not the defaults; its landmarks are the seed's."""
     unrelated = ("landmark_seed", "transformers_version", "architectures", "dtype")
-    return {name: value for name, value in model.config.to_diff_dict().items() if name not in unrelated}
+    # `to_diff_dict` has all fields of the class: one that is new in it would make another run of every one.
+    fields, defaults = model.config.to_diff_dict(), model.config.default_config_fields()
+    return {name: value for name, value in fields.items() if name not in unrelated and value != defaults.get(name)}
 
 
 def load_classifier(

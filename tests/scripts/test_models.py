@@ -370,6 +370,14 @@ def train_two_steps(model):
     return model.eval()
 
 
+def test_a_new_model_is_described_by_what_is_not_the_default():
+    """A field that a later version adds is at its default, and must not make another run of one cut short."""
+    config = SKTformerConfig(hidden_size=32, num_attention_heads=2, num_hidden_layers=1, smoother_norm="batch_norm")
+    described = models.describe_config(SKTformerForMaskedLM(config))
+    expected = {"hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 1, "smoother_norm": "batch_norm"}
+    assert described == expected | {"model_type": "sktformer"}
+
+
 @pytest.mark.parametrize("smoother_norm", ["batch_norm", "layer_norm"])
 def test_an_adapter_is_loaded_as_it_was_saved(tokenizer, tmp_path, smoother_norm):
     pytest.importorskip("peft")
