@@ -28,7 +28,7 @@ class SKTformerConfig(PreTrainedConfig):
         type_vocab_size (`int`): Number of token types (sentence A, sentence B).
         hidden_dropout_prob (`float`): Dropout after the embeddings and at the end of each residual branch.
         attention_probs_dropout_prob (`float`): Dropout on both attention matrices.
-        smoother_dropout_prob (`float`): Dropout on the smoother's output.
+        smoother_dropout_prob (`float`): Dropout at the end of the convolution stem.
         classifier_dropout (`float`, *optional*): Dropout before the classifiers; `hidden_dropout_prob` when not given.
         initializer_range (`float`): Standard deviation of the initial weights.
         layer_norm_eps (`float`): Epsilon of the layer norms.
@@ -45,7 +45,7 @@ class SKTformerConfig(PreTrainedConfig):
         conv_kernel_size (`int`): Width of the convolution stem in tokens, odd.
         smoother_norm (`"batch_norm"` or `"layer_norm"`):
             Normalisation in the convolution stem: over the batch and the columns at each position (the paper's), or
-            over the columns of each token, which couples no samples (the presets').
+            over the columns of each token, which couples no samples (the default).
         smoother_activation (`str`): Activation in the convolution stem.
         fourier_initializer_scale (`float`):
             Multiplies the initial standard deviation of the Fourier filter, 1 / sqrt(hidden_size) per part.
@@ -55,8 +55,9 @@ class SKTformerConfig(PreTrainedConfig):
         use_token_attention (`bool`), use_feature_attention (`bool`):
             One off: the layer norm of the other alone. Both off is an error.
         use_smoother_residual (`bool`):
-            Whether the smoother's output is added to the attention's. Not the paper's: what the few coefficients that
-            the branches read of a token leave out reaches the next part of the layer.
+            Whether the smoother's output, without a smoother the layer norm's, is added to the attention's. Not the
+            paper's: what the few coefficients that the branches read of a token leave out reaches the next part of the
+            layer.
         use_mlp (`bool`): Off: layers have no feed-forward part, as in the paper's forecaster.
         classifier_pooling (`"cls"` or `"mean"`): Sequence heads read the first real token, or the mean of all.
         sparse_prediction (`bool`):
@@ -75,8 +76,8 @@ class SKTformerConfig(PreTrainedConfig):
         scaling_location (`"mean"` or `"last"`):
             What a series is measured from: the mean of its context (the paper's), or its last observed value.
         scaling_epsilon (`float`):
-            Added to the variance of a context before its root scales the series; the listing has 1, which leaves
-            the amplitude of standardised series as good as it is.
+            Added to the variance of a context before its root scales the series. The listing has 1: a context of
+            variance 1 is divided by sqrt(2), and a nearly constant one keeps its amplitude.
         embed_level (`bool`):
             Whether the layers of a forecaster are told each series' last observed value, which the instance
             normalisation takes away.
@@ -102,7 +103,7 @@ class SKTformerConfig(PreTrainedConfig):
 
     model_type = "sktformer"
     _auto_class = "AutoConfig"
-    base_model_fsdp_plan = {"embeddings": "free_full_weight", "layers.*": "free_full_weight"}
+    base_model_fsdp_plan = {"embeddings": "free_full_weight", "encoder.layers.*": "free_full_weight"}
 
     vocab_size: int = 30522
     hidden_size: int = 768

@@ -18,7 +18,7 @@ from transformers.utils.generic import ModelOutput, can_return_tuple
 from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_sktformer import SKTformerConfig
-from .modeling_sktformer import SKTformerEncoder, SKTformerPreTrainedModel
+from .modeling_sktformer import SKTformerEncoder, SKTformerPreTrainedModel, add_matrices
 
 
 @dataclass
@@ -176,7 +176,7 @@ class SKTformerForPrediction(SKTformerPreTrainedModel):
         future_values: torch.Tensor | None = None,
         future_observed_mask: torch.Tensor | None = None,
         **kwargs: Any,
-    ) -> SKTformerForPredictionOutput:
+    ) -> ModelOutput:
         """
         Forecast a batch of series.
 
@@ -190,18 +190,19 @@ class SKTformerForPrediction(SKTformerPreTrainedModel):
                 What came after.
             future_observed_mask (`torch.Tensor` of the same shape, *optional*):
                 Likewise: missing values do not count in the loss.
-            output_hidden_states, output_attentions, return_dict (`bool`, *optional*):
+            output_hidden_states, output_attentions, output_feature_attentions, return_dict (`bool`, *optional*):
                 As in [`SKTformerModel.forward`].
 
         Returns:
             [`SKTformerForPredictionOutput`]
 
         Raises:
+            TypeError: for a keyword that means nothing here.
             ValueError: if the input has another shape, or a NaN that no mask names (looked for on processors only;
                 elsewhere it makes the forecast NaN).
         """
         self._check_keywords(kwargs)
-        self._check_inputs(past_values, past_observed_mask, future_values)
+        self._check_inputs(past_values, past_observed_mask, future_values, future_observed_mask)
         gaps = None if past_observed_mask is None else ~past_observed_mask.bool()
         values = past_values if gaps is None else past_values.masked_fill(gaps, 0)
         mean, last, scale = measure_series(values, gaps, self.config.scaling_epsilon)
@@ -226,7 +227,7 @@ class SKTformerForPrediction(SKTformerPreTrainedModel):
         loss = None
         if future_values is not None:
             loss = prediction_loss(forecast, future_values, future_observed_mask, self.config.loss)
-        return SKTformerForPredictionOutput(
+        result = SKTformerForPredictionOutput(
             loss=loss,
             prediction_outputs=forecast,
             loc=loc,
@@ -234,6 +235,7 @@ class SKTformerForPrediction(SKTformerPreTrainedModel):
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
         )
+        return add_matrices(result, outputs)
 
     @torch.no_grad()
     def predict(self, past_values: torch.Tensor) -> torch.Tensor:
@@ -242,7 +244,7 @@ class SKTformerForPrediction(SKTformerPreTrainedModel):
 
         `past_values` of shape `([batch_size,] num_steps, num_input_channels)` holds at least `context_length` time
         steps, of which the last ones are read, and NaN where a value is missing. Returns a `torch.Tensor` of shape
-        `([batch_size,] prediction_length, num_input_channels)`.
+        `([batch_size,] prediction_length, num_input_channels)`; a shorter series is a `ValueError`.
         """
         if past_values.dim() == 2:
             return self.predict(past_values.unsqueeze(0)).squeeze(0)
@@ -261,7 +263,13 @@ class SKTformerForPrediction(SKTformerPreTrainedModel):
         """Make each channel of `(B, L, C)` a series of its own, `(B C, L, 1)`, if the model reads them so."""
         return values.mT.flatten(0, 1).unsqueeze(-1) if self.config.channel_independence else values
 
-    def _check_inputs(self, past: torch.Tensor, past_mask: torch.Tensor | None, future: torch.Tensor | None) -> None:
+    def _check_inputs(
+        self,
+        past: torch.Tensor,
+        past_mask: torch.Tensor | None,
+        future: torch.Tensor | None,
+        future_mask: torch.Tensor | None,
+    ) -> None:
         config = self.config
         channels = "any" if config.channel_independence else config.num_input_channels
         if past.dim() != 3 or past.shape[1] != config.context_length or channels not in ("any", past.shape[2]):
@@ -273,6 +281,7 @@ class SKTformerForPrediction(SKTformerPreTrainedModel):
         for name, given, expected in (
             ("past_observed_mask", past_mask, tuple(past.shape)),
             ("future_values", future, future_shape),
+            ("future_observed_mask", future_mask, future_shape),
         ):
             if given is not None and given.shape != expected:
                 raise ValueError(f"`{name}` has shape {tuple(given.shape)}, expected {expected}.")

@@ -408,7 +408,8 @@ class SKTformerModelOutput(BaseModelOutput):
         last_hidden_state (`torch.Tensor` of shape `(batch_size, sequence_length, hidden_size)`): Of every token.
         hidden_states (`tuple` of `torch.Tensor`, *optional*): As in `BaseModelOutput`.
         attentions (`tuple` of `torch.Tensor`, *optional*):
-            The token branch's matrices, each `(batch_size, num_heads, sequence_length, num_landmarks)`.
+            The token branch's matrices, each `(batch_size, num_heads, sequence_length, num_landmarks)`. There are none
+            where that branch is off or `attn_implementation="sdpa"` computes it.
         landmark_positions (`tuple` of `torch.LongTensor` of shape `(batch_size, num_landmarks)`, *optional*):
             With the attentions of each layer, the places in the input that their last axis stands for; -1 where a
             short sequence has no further landmark.
@@ -472,8 +473,8 @@ class SKTformerModel(SKTformerPreTrainedModel):
 
         Raises:
             TypeError: for a keyword that means nothing here.
-            ValueError: if not exactly one of `input_ids` and `inputs_embeds` is given, if the input is longer than
-                `max_position_embeddings`, or if the mask is not a two-dimensional one of the input's shape.
+            ValueError: if not exactly one of `input_ids` and `inputs_embeds` is given, if the input is empty or longer
+                than `max_position_embeddings`, or if the mask is not a two-dimensional one of the input's shape.
         """
         self._check_keywords(kwargs)
         if (input_ids is None) == (inputs_embeds is None):
@@ -531,6 +532,14 @@ class SKTformerModel(SKTformerPreTrainedModel):
             )
 
 
+def add_matrices(result: ModelOutput, encoded: ModelOutput) -> ModelOutput:
+    """Add to what a head returns what transformers' outputs have no field for, where the encoder was asked for it."""
+    for name in ("landmark_positions", "feature_attentions"):
+        if encoded.get(name) is not None:
+            result[name] = encoded[name]
+    return result
+
+
 class SKTformerHeadModel(SKTformerPreTrainedModel):
     """
     An encoder with a head, whose class says what `labels` and `logits` are; all else is the same for every head.
@@ -565,7 +574,8 @@ class SKTformerHeadModel(SKTformerPreTrainedModel):
 
         Returns:
             The transformers output of the head, `MaskedLMOutput` and so on: `logits`, the `loss` if `labels` are
-            given, and `hidden_states` and `attentions` if they are asked for.
+            given, and what is asked for of `hidden_states`, `attentions` with their `landmark_positions`, and
+            `feature_attentions`, as in [`SKTformerModelOutput`].
         """
         inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
         rows = self._flatten_choices(*inputs) if self.takes_choices else inputs
@@ -579,9 +589,10 @@ class SKTformerHeadModel(SKTformerPreTrainedModel):
             hidden_states, labels = hidden_states[labelled], labels[labelled]
         logits = self._score(hidden_states, attention_mask)
         loss = None if labels is None else self._loss(logits, labels, kwargs.get("num_items_in_batch"))
-        return self.output_class(
+        result = self.output_class(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
         )
+        return add_matrices(result, outputs)
 
     def _flatten_choices(self, *inputs: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         """Make the choices of `(batch_size, num_choices, ...)` rows of the batch."""
@@ -740,7 +751,7 @@ class SKTformerForQuestionAnswering(SKTformerPreTrainedModel):
         start_positions: torch.Tensor | None = None,
         end_positions: torch.Tensor | None = None,
         **kwargs: Unpack[SKTformerKwargs],
-    ) -> QuestionAnsweringModelOutput:
+    ) -> ModelOutput:
         """
         Point at answers. Inputs, keywords and errors are those of [`SKTformerModel.forward`].
 
@@ -763,10 +774,11 @@ class SKTformerForQuestionAnswering(SKTformerPreTrainedModel):
             positions = torch.stack([start_positions.flatten(), end_positions.flatten()])
             positions = positions.masked_fill((positions < 0) | (positions >= logits.shape[1]), IGNORE_INDEX)
             loss = (cross_entropy(start_logits, positions[0]) + cross_entropy(end_logits, positions[1])) / 2
-        return QuestionAnsweringModelOutput(
+        result = QuestionAnsweringModelOutput(
             loss=loss,
             start_logits=start_logits.contiguous(),
             end_logits=end_logits.contiguous(),
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
         )
+        return add_matrices(result, outputs)

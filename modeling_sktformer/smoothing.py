@@ -111,7 +111,7 @@ class ConvolutionStem(nn.Module):
     """
     Short convolution over the Fourier convolution and its input, normalised and activated (Algorithm 2).
 
-    Conv1d -> batch norm over positions (or layer norm over columns) -> activation -> dropout.
+    Conv1d -> layer norm over columns, or the paper's batch norm over positions -> activation -> dropout.
     """
 
     def __init__(self, config):

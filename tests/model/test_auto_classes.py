@@ -5,6 +5,7 @@ import copy
 import dataclasses
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -364,6 +365,11 @@ def test_eager_and_fused_attention_can_be_asked_for(attention, tmp_path):
     assert len(attentions) == (0 if attention == "sdpa" else 2)
     model.set_attn_implementation(attention)
     assert_equal(outputs_of(model), outputs_of(loaded))
+
+
+def test_plans_for_several_devices_name_modules_that_there_are():
+    names = {re.sub(r"\.\d+", ".*", name) for name, _ in make_model(SKTformerModel).named_modules()}
+    assert set(SKTformerConfig.base_model_fsdp_plan) <= names
 
 
 @all_models

@@ -25,6 +25,7 @@ from support.builders import (
     assert_equal,
     call,
     gradients,
+    in_pairs,
     make_batch,
     make_config,
     make_model,
@@ -121,6 +122,17 @@ def test_landmarks_of_attentions_can_be_found_in_the_input(side):
     assert "landmark_positions" not in model(**batch.inputs(side, 16))
     plain = model(batch.inputs("right", 16)["input_ids"], output_attentions=True)
     assert [positions.shape for positions in plain.landmark_positions] == [(3, 5)] * 2
+
+
+@all_heads
+def test_heads_pass_on_what_the_encoder_is_asked_for(model_class):
+    model = make_model(model_class)
+    inputs = make_batch([16, 9]).inputs("left", 16)
+    inputs = in_pairs(inputs) if model_class in PAIR_HEADS else inputs
+    output = model(**inputs, output_attentions=True, output_feature_attentions=True)
+    assert [matrices.shape for matrices in output.feature_attentions] == [(2, 2, 6, 4)] * 2
+    assert [positions.shape for positions in output.landmark_positions] == [(2, 5)] * 2
+    assert {"landmark_positions", "feature_attentions"}.isdisjoint(model(**inputs))
 
 
 def test_position_ids_and_embeddings_move_with_their_tokens():

@@ -19,7 +19,6 @@ from modeling_sktformer import (
 HEADS = [
     SKTformerForMaskedLM,
     SKTformerForSequenceClassification,
-    SKTformerForSequenceMatching,
     SKTformerForTokenClassification,
     SKTformerForQuestionAnswering,
     SKTformerForMultipleChoice,
