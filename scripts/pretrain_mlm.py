@@ -2,7 +2,8 @@
 Pre-train a masked language model: SKTformer, or another architecture of transformers at the same size.
 
     accelerate launch scripts/pretrain_mlm.py
-    accelerate launch scripts/pretrain_mlm.py --train_file corpus.txt --output_dir runs/mine
+    accelerate launch scripts/pretrain_mlm.py --recipe configuration/pretrain/processor.yaml \\
+        --train_file corpus.txt --output_dir runs/mine
     accelerate launch scripts/pretrain_mlm.py --model_name_or_path runs/mine --train_file corpus.txt \\
         --max_seq_length 4096 --output_dir runs/mine-long
     accelerate launch scripts/pretrain_mlm.py \\

@@ -133,7 +133,7 @@ TABLES = {
         (replace(_PRETRAINING, runs="pretrain_variants.txt", cases=(_SHORT,)),),
     ),
     "improvements": Table(
-        "What was tried beyond the paper",
+        "An addition to the paper's model, compared",
         _PRETRAINING_TEXT,
         (
             replace(
