@@ -141,8 +141,8 @@ def _describe_searches(outcomes: Sequence[Outcomes]) -> list[str]:
     rates = sorted({float(rate) for outcome in searched.values() for rate in outcome.search})
     edge = [" ".join(key) for key, outcome in searched.items() if outcome.rate in (rates[0], rates[-1])]
     return [
-        f"- Learning rates: for each row that says none the one of {', '.join(f'{rate:g}' for rate in rates)} with the lowest "
-        f"evaluation loss under seed {SEARCH_SEED}, which the table does not count; at the edge of these: "
+        f"- Learning rates: for each row that says none the one of {', '.join(f'{rate:g}' for rate in rates)} with "
+        f"the lowest evaluation loss under seed {SEARCH_SEED}, which the table does not count; at the edge of these: "
         f"{', '.join(edge) or 'none'}."
     ]
 

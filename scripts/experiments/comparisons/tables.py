@@ -87,8 +87,8 @@ _AUTHORSHIP = Stage(
 
 _FORECASTING_NOTES = {
     "exchange": (
-        "- SKTformer-unstopped: the recipe of SKTformer-best, tested at the end of its epoch. Validation rejects it for "
-        "the last value, so that it is no row that could have been chosen without the test.",
+        "- SKTformer-unstopped: the recipe of SKTformer-best, tested at the end of its epoch. Validation rejects it "
+        "for the last value, so that it is no row that could have been chosen without the test.",
     )
 }
 
@@ -126,8 +126,8 @@ def _forecasting(task: str) -> Table:
         "three at the first horizon. The model that is tested is the best on validation."
     )
     notes = (
-        "- last value, seasonal naive: the last value or season, repeated; linear: least squares of the context with a "
-        "ridge chosen on validation, the same map for every channel, as DLinear is.",
+        "- last value, seasonal naive: the last value or season, repeated; linear: least squares of the context with "
+        "a ridge chosen on validation, the same map for every channel, as DLinear is.",
         "- Published rows: the paper's Table 2 and reprints of the others, whose test may leave out the last windows.",
         *_FORECASTING_NOTES.get(task, ()),
     )
