@@ -64,7 +64,7 @@ def main() -> None:
     if check_run_folder(folder, identity, training.overwrite, command.paths()) == "finished":
         logger.info("%s holds this run, finished; give more --max_steps to go on, or --overwrite.", folder)
         progress.upload_run(training, folder, "Pre-trained")
-        return progress.leave_process_group()
+        return
     PartialState().wait_for_everyone()  # before the first process empties the folder that the others look at
     with progress.hold_folder(training, folder, identity, recorded_arguments(command.given)):
         if not named:
@@ -72,7 +72,6 @@ def main() -> None:
             model = models.build_masked_lm(model_arguments, tokenizer, length, training.seed)
         blocks = load_blocks(command, corpus, tokenizer, model.config.model_type)
         train(command, model, tokenizer, corpus, blocks)
-    progress.leave_process_group()
 
 
 def check_stages(training: progress.RunArguments, model: models.ModelArguments, corpus: CorpusArguments) -> None:

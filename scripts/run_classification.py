@@ -29,8 +29,8 @@ from experiments.classification.data import TextArguments, TextData, load_texts
 from experiments.classification.labels import SINGLE, checkpoint_problem, format_names
 from experiments.classification.metrics import METRICS, compute_metrics, measure, measure_baselines, probabilities
 from experiments.classification.report import record_test_scores, write_answers, write_text_card
-from experiments.classifier_card import format_results
 from experiments.fine_tuning import FineTuningArguments, Job, best_trial, check_job, fingerprint_rows, predict, run_job
+from experiments.model_card import format_results
 from experiments.models import CheckpointArguments, LoraArguments, add_lora, load_classifier
 from experiments.results import write_results
 from experiments.run_folder import recorded_arguments
@@ -94,7 +94,6 @@ def main() -> None:
     if training.should_save and results:
         record_test_scores(folder, results)
         print(write_results(folder / "report", results, [format_results(results)]), end="")
-    progress.leave_process_group()
 
 
 def input_length(texts: TextArguments, model: PreTrainedModel) -> int:

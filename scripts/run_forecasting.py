@@ -25,7 +25,7 @@ from experiments.forecasting.jobs import check_future, fit_to_checkpoint, make_j
 from experiments.forecasting.report import write_report
 from experiments.forecasting.windows import Scaler, SeriesArguments, read_series, split_borders
 from experiments.run_folder import recorded_arguments
-from experiments.training import announce, describe_devices, describe_recipe, leave_process_group, prepare, upload_run
+from experiments.training import announce, describe_devices, describe_recipe, prepare, upload_run
 
 
 ARGUMENTS = (ForecasterArguments, SeriesArguments, ForecastingArguments)
@@ -73,7 +73,6 @@ def main() -> None:
     if training.do_predict and training.should_save:
         for horizon in horizons:
             predict_future(command, arguments, series, scaler, horizon)
-    leave_process_group()
 
 
 if __name__ == "__main__":

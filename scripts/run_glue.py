@@ -21,8 +21,7 @@ from tqdm import tqdm
 from experiments import training as progress
 from experiments.arguments import CONFIGURATION, Command, UserError, parse_command, run_script
 from experiments.fine_tuning import FineTuningArguments, check_job, read_metrics, run_job
-from experiments.glue.jobs import FROM_MNLI, choose_start, load_task_tokenizer, make_job, predict_tests, task_identity
-from experiments.glue.submission import pack_submission
+from experiments.glue import jobs
 from experiments.glue.table import write_glue_table
 from experiments.glue.tasks import DIAGNOSTICS, TASKS, GlueArguments, GlueTask, load_splits, load_tests
 from experiments.models import CheckpointArguments, LoraArguments
@@ -46,7 +45,6 @@ def main() -> None:
     run(command)
     if training.should_save:
         report(Path(training.output_dir), checkpoint, training.do_predict)
-    progress.leave_process_group()
 
 
 def run(command: Command) -> None:
@@ -60,10 +58,10 @@ def run(command: Command) -> None:
     for task in [TASKS[name] for name in names if training.do_train or training.do_eval]:
         if task.is_regression and training.label_smoothing_factor:
             raise UserError(f"--label_smoothing_factor is for classes, and {task.name} has none; leave it out.")
-        start = choose_start(task, command, "mnli" in waiting)
-        tokenizer = start and load_task_tokenizer(task, start, command)
+        start = jobs.choose_start(task, command, "mnli" in waiting)
+        tokenizer = start and jobs.load_task_tokenizer(task, start, command)
         splits = load_splits(task, glue, training.do_train)
-        identity = shared | task_identity(task, command, splits, start)
+        identity = shared | jobs.task_identity(task, command, splits, start)
         if check_job(output / task.name, identity, training, command.paths()) and start:
             logger.info("%s holds %s, finished.", output / task.name, task.title)
             progress.upload_run(training, output / task.name, f"Fine-tuned on {task.title}")
@@ -76,20 +74,20 @@ def run(command: Command) -> None:
     for name in tqdm(list(waiting), "Tasks", unit="task", initial=done, total=len(names), disable=silent):
         task, parts = TASKS[name], waiting.pop(name)
         if parts["start"] is None:
-            parts["start"] = start = choose_start(task, command) or checkpoint
-            parts["tokenizer"] = load_task_tokenizer(task, start, command)
-            parts["identity"] = shared | task_identity(task, command, parts["splits"], start)
+            parts["start"] = start = jobs.choose_start(task, command) or checkpoint
+            parts["tokenizer"] = jobs.load_task_tokenizer(task, start, command)
+            parts["identity"] = shared | jobs.task_identity(task, command, parts["splits"], start)
             if check_job(output / name, parts["identity"], training, command.paths()):
                 continue
-        run_job(make_job(task, command, **parts), output / name, training, task_arguments(task, command))
+        run_job(jobs.make_job(task, command, **parts), output / name, training, task_arguments(task, command))
     for name, splits_to_predict in tests.items():
-        predict_tests(TASKS[name], splits_to_predict, command)
+        jobs.predict_tests(TASKS[name], splits_to_predict, command)
 
 
 def task_arguments(task: GlueTask, command: Command) -> dict[str, Any]:
     """The arguments that a task's folder records: the same, whichever tasks ran with it and what was predicted."""
     training = command.groups[-1]
-    unused = {"do_predict"} | ({"mnli_checkpoint"} if task.name not in FROM_MNLI else set())
+    unused = {"do_predict"} | ({"mnli_checkpoint"} if task.name not in jobs.FROM_MNLI else set())
     if training.do_train:
         unused |= {"do_train", "do_eval"}  # training evaluates
     started = recorded_arguments(command.given) | {"seed": training.seed}
@@ -114,7 +112,7 @@ def report(output: Path, checkpoint: CheckpointArguments, predicted: bool) -> No
         logger.info("The table is in %s, glue.json and glue.png.", output / "glue.md")
     if predicted:
         archive = output / "submission.zip"
-        names = pack_submission(output / "submission", archive)
+        names = jobs.pack_submission(output / "submission", archive)
         logger.info("%s holds %s.", archive, ", ".join(names))
         lacking = [n for t in [*TASKS.values(), DIAGNOSTICS] for n in t.submission.values() if f"{n}.tsv" not in names]
         if lacking:

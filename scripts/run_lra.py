@@ -24,7 +24,7 @@ from experiments.lra.models import LraModelArguments
 from experiments.lra.report import draw_examples, write_report
 from experiments.lra.tasks import TASKS, LraArguments, load_parts
 from experiments.run_folder import recorded_arguments
-from experiments.training import announce, describe_devices, describe_recipe, leave_process_group, prepare, upload_run
+from experiments.training import announce_run, prepare, upload_run
 
 
 ARGUMENTS = (LraModelArguments, LraArguments, LraTrainingArguments)
@@ -46,11 +46,7 @@ def main() -> None:
         parts = load_parts(arguments)
     job = make_job(command, parts)
     finished = check_job(folder, job.identity, training, command.paths())
-    announce(
-        recipe=describe_recipe(command.recipes, training),
-        devices=describe_devices(training),
-        note=" ".join(command.notes),
-    )
+    announce_run(command)
     if finished:
         upload_run(training, folder, f"Fine-tuned on {job.title}")
     else:
@@ -62,7 +58,6 @@ def main() -> None:
             record_curve(trial)
         if training.mask_probability is None:
             print(write_report(folder, task, read_metrics(folder)))
-    leave_process_group()
 
 
 def named_task(argv: Sequence[str]) -> str:

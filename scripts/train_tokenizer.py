@@ -25,9 +25,7 @@ class TokenizerArguments:
     vocab_size: int = flag(30522, "Largest number of tokens, special tokens included.")
     lowercase: bool = flag(True, "Make the text lower case and strip its accents.")
     min_frequency: int = flag(2, "How often a token must occur to be made.")
-    max_characters: int = flag(
-        MAX_CHARACTERS, "Train on so much of the text, spread evenly over it (of a stream: its beginning)."
-    )
+    max_characters: int = flag(MAX_CHARACTERS, "Train on so much text, spread evenly (of a stream: its beginning).")
     model_max_length: int | None = flag(None, "Tokens that the model takes, to which the tokenizer truncates.")
     overwrite: bool = flag(False, "Replace the tokenizer that is in --output_dir.")
 
@@ -36,9 +34,7 @@ class TokenizerArguments:
 
 
 def main() -> None:
-    arguments, corpus_arguments = parse_args(
-        [TokenizerArguments, CorpusArguments], description="Train the WordPiece vocabulary of BERT on a corpus."
-    )
+    arguments, corpus_arguments = parse_args([TokenizerArguments, CorpusArguments], description=__doc__)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     check_output_dir(arguments.output_dir, arguments.overwrite)
     corpus = load_corpus(corpus_arguments)

@@ -32,10 +32,7 @@ _LARGEST_RATIO = 2.0
 
 
 def resize_config(model_type: str, sizes: PreTrainedConfig) -> PreTrainedConfig:
-    """
-    Another architecture's configuration with the sizes and dropouts of `sizes`, as far as it has fields for them; a
-    `ValueError` if transformers has no such architecture or it refuses these sizes.
-    """
+    """Another architecture with the sizes and dropouts of `sizes`, if it has them; a `ValueError` if it refuses."""
     default = AutoConfig.for_model(model_type)
     values = {other: getattr(sizes, name) for name, others in _SIZES.items() for other in (name, *others)}
     values["head_dim"] = sizes.hidden_size // sizes.num_attention_heads
@@ -87,10 +84,8 @@ def build_comparable_config(model_type: str, sizes: PreTrainedConfig, **fields: 
     with torch.device("meta"):
         number, reference = (AutoModelForMaskedLM.from_config(each).num_parameters() for each in (config, bert))
     if number > _LARGEST_RATIO * reference:
-        raise UserError(
-            f"{what} would have {number / 1e6:.1f}M parameters, where BERT of these sizes has {reference / 1e6:.1f}M: "
-            "parts of it have sizes of their own."
-        )
+        sizes_of = f"{number / 1e6:.1f}M parameters, where BERT of these sizes has {reference / 1e6:.1f}M"
+        raise UserError(f"{what} would have {sizes_of}: parts of it have sizes of their own.")
     return config
 
 

@@ -44,10 +44,7 @@ class UserError(ValueError):
 
 
 def flag(default: Any, help: str, choices: Iterable[str] = ()) -> Any:
-    """
-    A field of a dataclass of flags with its line of `--help`, and what its value may be, if not anything of its type.
-    A list as default is copied; with `MISSING` as default the flag must be given.
-    """
+    """A field of a dataclass of flags: its default (`MISSING`: it must be given), its line of --help, its choices."""
     made: dict[str, Any] = {"default_factory": default.copy} if isinstance(default, list) else {"default": default}
     return field(**made, metadata={"help": help} | ({"choices": list(choices)} if choices else {}))
 
@@ -74,10 +71,7 @@ class _UniqueKeyLoader(yaml.SafeLoader):
 
 
 def load_recipe(path: str | Path) -> dict[str, Any]:
-    """
-    Read one recipe, a YAML file: flags without their dashes, and their values, in the order of the file. Raises a
-    `UserError` if the file is missing, is no YAML mapping, holds a key twice or a key without a value.
-    """
+    """The flags and values of a YAML file, in its order; a `UserError` if it is missing or holds anything else."""
     try:
         recipe = yaml.load(Path(path).read_text(encoding="utf-8"), Loader=_UniqueKeyLoader) or {}
     except OSError as error:
@@ -169,8 +163,6 @@ def parse_command(
     flags = [*recipe_to_flags(merged), *flags]
     try:
         groups = parser.parse_args_into_dataclasses(flags, look_for_args_file=False)
-    except UserError:
-        raise
     except (ValueError, TypeError, ImportError) as error:
         # TrainingArguments and our own dataclasses check their fields against each other in `__post_init__`.
         raise UserError(one_line(error)) from error
@@ -224,13 +216,11 @@ def one_line(error: BaseException) -> str:
 
 
 def run_script(main: Callable[[], None]) -> None:
-    """
-    Call `main`; a `UserError` ends the process with status 2 and its one line instead of a traceback.
-
-    So does an interruption from the keyboard, with status 130, and a full disk.
-    """
+    """Call `main`; a `UserError`, a full disk or an interruption ends the process with one line and a status."""
     try:
         main()
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()  # gloo now and then aborts a process that exits with it up
     except UserError as error:
         _exit(2, f"error: {error}")
     except KeyboardInterrupt:

@@ -38,25 +38,12 @@ from tqdm import tqdm
 from transformers import EarlyStoppingCallback, EvalPrediction, PreTrainedModel, set_seed
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, IntervalStrategy
 
+from experiments import training as progress
 from experiments.arguments import UserError, flag, require_at_least
 from experiments.heads import Collator, calibrate_head, set_head_rate
 from experiments.plots import plot_task_curves
 from experiments.results import describe_environment, read_json, write_json
 from experiments.run_folder import METRICS_FILE, RunIdentity, check_run_folder, find_checkpoint
-from experiments.training import (
-    ExperimentTrainer,
-    RunArguments,
-    StepTimer,
-    accumulation_steps,
-    announce,
-    describe_model,
-    describe_steps,
-    finish_trackers,
-    global_batch,
-    hold_folder,
-    training_identity,
-    upload_run,
-)
 
 
 logger = logging.getLogger(__name__)
@@ -68,7 +55,7 @@ _WEIGHTS = "*.safetensors*"  # of one file, or of several with an index
 
 
 @dataclass
-class FineTuningArguments(RunArguments):
+class FineTuningArguments(progress.RunArguments):
     """The arguments of the Trainer, what is run more than once, and what is kept of it."""
 
     seeds: int = flag(1, "Train with so many seeds from --seed on: median and spread.")
@@ -139,7 +126,7 @@ class Trial:
         return ", ".join(f"{_SHORT_NAMES[name]} {value:g}" for name, value in self.values.items())
 
 
-class FineTuningTrainer(ExperimentTrainer):
+class FineTuningTrainer(progress.ExperimentTrainer):
     """A Trainer that scales every architecture's loss alike."""
 
     args: FineTuningArguments
@@ -204,7 +191,7 @@ def plan_trials(folder: Path, training: FineTuningArguments, decides: dict[str, 
         if training.search:
             batch = values["global_batch_size"]
             args.per_device_train_batch_size = min(args.per_device_train_batch_size, max(1, batch // args.world_size))
-            args.gradient_accumulation_steps = accumulation_steps(args, batch)
+            args.gradient_accumulation_steps = progress.accumulation_steps(args, batch)
         trials.append(Trial(folder / name, values, args, _identity(args, decides)))
     return trials
 
@@ -242,7 +229,8 @@ def run_job(job: Job, folder: Path, training: FineTuningArguments, started: dict
     PartialState().wait_for_everyone()  # until all have looked at what is there
     if not is_one and not training.overwrite and training.should_save:
         (folder / METRICS_FILE).unlink(missing_ok=True)  # a summary of fewer trials
-    hold = nullcontext() if is_one else hold_folder(training, folder, _job_identity(training, job.identity), started)
+    identity = _job_identity(training, job.identity)
+    hold = nullcontext() if is_one else progress.hold_folder(training, folder, identity, started)
     is_silent = is_one or bool(training.disable_tqdm) or not training.should_log
     with hold:
         waiting = [t for t in trials if training.overwrite or not (t.folder / METRICS_FILE).is_file()]
@@ -266,7 +254,7 @@ def run_job(job: Job, folder: Path, training: FineTuningArguments, started: dict
 
 def _run_held(job: Job, trial: Trial, started: dict[str, Any], announces: bool) -> None:
     arguments = _trial_arguments(trial, started)
-    with hold_folder(trial.args, trial.folder, trial.identity, arguments):
+    with progress.hold_folder(trial.args, trial.folder, trial.identity, arguments):
         run_trial(job, trial, arguments, announces)
 
 
@@ -281,12 +269,12 @@ def run_trial(job: Job, trial: Trial, arguments: dict[str, Any], announces: bool
         calibrate_head(model, job.splits["train"], job.collator, args.device)
     if announces:
         counts = ", ".join(f"{name} {len(examples):,}" for name, examples in job.splits.items())
-        announce(
-            model=describe_model(model, f"from {job.facts['started_from']}"),
+        progress.announce(
+            model=progress.describe_model(model, f"from {job.facts['started_from']}"),
             data=f"{job.title}: {counts} examples",
-            steps=describe_steps(args, len(job.splits["train"])) if trains else "",
+            steps=progress.describe_steps(args, len(job.splits["train"])) if trains else "",
         )
-    keeps_best, timer = trains and args.load_best_model_at_end, StepTimer()
+    keeps_best, timer = trains and args.load_best_model_at_end, progress.StepTimer()
     parts = [name for name in job.splits if name != "train"]
     trainer = (job.trainer_class or FineTuningTrainer)(
         model=model,
@@ -318,7 +306,7 @@ def run_trial(job: Job, trial: Trial, arguments: dict[str, Any], announces: bool
             "job": job.name,
             "score": measured["eval_score"],
             **{name: getattr(args, name) for name in ("seed", *values)},
-            "global_batch_size": global_batch(args),
+            "global_batch_size": progress.global_batch(args),
             **job.facts,
             **trained,
             **measured,
@@ -332,8 +320,8 @@ def run_trial(job: Job, trial: Trial, arguments: dict[str, Any], announces: bool
             if metrics:
                 write_json(trial.folder / f"{name}_results.json", metrics)
         _report_trial(job, trial, result, arguments)
-    finish_trackers(args)
-    upload_run(args, trial.folder, f"Fine-tuned on {job.title}")
+    progress.finish_trackers(args)
+    progress.upload_run(args, trial.folder, f"Fine-tuned on {job.title}")
     PartialState().wait_for_everyone()
 
 
@@ -402,7 +390,7 @@ def _identity(training: FineTuningArguments, decides: dict[str, Any]) -> RunIden
     """The identity of a run, which knows of a head's treatment only where one is asked for."""
     head = {"head_learning_rate": training.head_learning_rate, "calibrate_head": training.calibrate_head or None}
     asked = {name: value for name, value in head.items() if training.do_train and value is not None}
-    return training_identity(training, decides | asked)
+    return progress.training_identity(training, decides | asked)
 
 
 def _job_identity(training: FineTuningArguments, decides: dict[str, Any]) -> RunIdentity:

@@ -58,10 +58,8 @@ def read_table_file(path: str | Path, cache_dir: str | None = None) -> Dataset:
         raise UserError(f"{path}: no such file; check the path (it is read from {Path.cwd()}).")
     if kind not in TABLE_READERS:
         raise UserError(f"{path}: files of type `{path.suffix}` cannot be read; give {', '.join(TABLE_READERS)}.")
-    text: dict[str, Any] = {"keep_default_na": False}
-    options: dict[str, Any] = {".csv": text, ".tsv": {**text, "delimiter": "\t", "quoting": csv.QUOTE_NONE}}.get(
-        kind, {}
-    )
+    options: dict[str, Any] = {"keep_default_na": False} if TABLE_READERS[kind] == "csv" else {}
+    options |= {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if kind == ".tsv" else {}
     options |= {"data_files": {"rows": str(path)}, "split": "rows", "cache_dir": cache_dir}
     with explained_errors(str(path), "another file", "check the file"):
         try:

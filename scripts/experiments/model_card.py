@@ -72,7 +72,6 @@ class CardFacts:
     from.
     """
 
-    title: str
     script: str
     pipeline_tag: str
     description: str
@@ -80,8 +79,8 @@ class CardFacts:
     scores: Mapping[str, float]
     results: str
     evaluated_on: str
-    picture: str
-    picture_title: str
+    picture: str = "curve.png"
+    picture_title: str = "Loss and score"
     datasets: tuple[str, ...] = ()
     base_model: str | None = None
     tags: tuple[str, ...] = ()
@@ -94,9 +93,9 @@ def write_card(folder: str | Path, facts: CardFacts, metrics: Mapping[str, Any],
     `metrics` are the contents of `metrics.json`, with `model_type`, and `arguments` those of the run, with its
     `license` and `language` where they were given.
     """
-    model_type = metrics["model_type"]
+    model_type, title = metrics["model_type"], str(arguments.get("hub_model_id") or Path(folder).resolve().name)
     data = ModelCardData(
-        model_name=facts.title,
+        model_name=title,
         license=arguments.get("license", "apache-2.0"),
         language=arguments.get("language", "en"),
         library_name="transformers",
@@ -119,8 +118,9 @@ def write_card(folder: str | Path, facts: CardFacts, metrics: Mapping[str, Any],
     portable = {name: value for name, value in arguments.items() if not any(part in name for part in _LOCAL)}
     remote = ", trust_remote_code=True" if model_type == "sktformer" else ""
     content = _CARD.format(
+        title=title,
         card_data=data.to_yaml(),
-        use=_USES[facts.pipeline_tag].format(title=facts.title, remote=remote, example=facts.example),
+        use=_USES[facts.pipeline_tag].format(title=title, remote=remote, example=facts.example),
         arguments=yaml.safe_dump(portable, sort_keys=False, allow_unicode=True),
         **vars(facts),
     )
@@ -132,3 +132,35 @@ def format_scores(rows: Mapping[str, Mapping[str, str]]) -> str:
     names = list(dict.fromkeys(name for values in rows.values() for name in values))
     cells = [[title, *(values.get(name, "") for name in names)] for title, values in rows.items()]
     return "\n".join(format_table(["", *names], cells))
+
+
+def write_classifier_card(
+    folder: Path, metrics: dict, arguments: dict, learned: str, answers: str, scores: dict, others: dict, **facts: Any
+) -> None:
+    """
+    Write the card of a trial that has left `metrics`, by a run with these `arguments`.
+
+    `learned` is what it was fine-tuned on, and `answers` what it answers with, in words; `others` are the scores that
+    its own have to be compared with, and `facts` those of [`CardFacts`] that only the script knows.
+    """
+    rows = {"this model": scores, **others}
+    card = CardFacts(
+        pipeline_tag="text-classification",
+        description=f"`{metrics['started_from']}`, a model of type `{metrics['model_type']}` with "
+        f"{metrics['parameters']:,} parameters, fine-tuned on {learned} with seed {metrics['seed']}. It answers with "
+        f"{answers}.",
+        scores=scores,
+        results=format_results(rows),
+        **facts,
+    )
+    write_card(folder, card, metrics, arguments)
+
+
+def format_results(results: Mapping[str, Mapping[str, float]]) -> str:
+    """A table of metrics: a row for each model and part."""
+    return format_scores({row: {key: f"{value:.4f}" for key, value in of.items()} for row, of in results.items()})
+
+
+def example_input(columns: tuple[str, ...]) -> str:
+    """What a pipeline is called with to classify a text or a pair of texts, as Python code."""
+    return '"One text."' if len(columns) == 1 else '{"text": "One text.", "text_pair": "Another text."}'

@@ -10,7 +10,6 @@ from dataclasses import MISSING, dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
-from torch import nn
 from transformers import (
     MODEL_FOR_MASKED_LM_MAPPING,
     MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
@@ -56,14 +55,11 @@ class ModelArguments(_OriginArguments):
     """The model to train."""
 
     model_name_or_path: str | None = flag(None, "Checkpoint to go on from: a folder or a name on the Hub.")
-    config_name: str = flag(
-        "sktformer-tiny", "Size of a new model: a preset's name, or a configuration file, folder or name on the Hub."
-    )
+    config_name: str = flag("sktformer-tiny", "Size of a new model: a preset, or a configuration's file or Hub name.")
     model_type: str | None = flag(
         None,
-        "Another architecture for the new model (bert, roberta, modernbert, nystromformer, fnet, ...): a masked-LM "
-        "encoder of transformers that takes the width, depth, heads and feed-forward width of --config_name and is at "
-        "most twice as large as BERT is with them; others are refused.",
+        "Another architecture of the new model (bert, modernbert, nystromformer, fnet, ...): a masked-LM encoder that "
+        "takes the sizes of --config_name and is at most twice as large as BERT is with them.",
     )
 
     def __post_init__(self):
@@ -75,9 +71,7 @@ class ModelArguments(_OriginArguments):
 class SizedModelArguments:
     """Sizes of a new model that is made for a task."""
 
-    model_config: str | None = flag(
-        None, "Fields of a new SKTformer as JSON; in recipes a mapping. Others take their sizes from it."
-    )
+    model_config: str | None = flag(None, "Fields of a new SKTformer, whose sizes others take: JSON, or a mapping.")
     config_overrides: str | None = flag(None, "Fields to change in the configuration, as field=value,field=value.")
 
     def fields(self) -> dict[str, Any]:
@@ -95,9 +89,7 @@ class SizedModelArguments:
 class CheckpointArguments(_OriginArguments):
     """The checkpoint to fine-tune."""
 
-    model_name_or_path: str = flag(
-        MISSING, "Checkpoint to start from: a folder or a name on the Hub; an adapter's, to evaluate it."
-    )
+    model_name_or_path: str = flag(MISSING, "Checkpoint: a folder or a name on the Hub; an adapter's, to evaluate it.")
     tokenizer_name: str | None = flag(None, "Tokenizer: a folder or a name on the Hub. By default the checkpoint's.")
     ignore_mismatched_sizes: bool = flag(False, "Start with a new head where the number of labels is another.")
 
@@ -137,9 +129,9 @@ def build_config(
         override_fields(config, known_overrides(config, arguments.config_overrides, taken_by=sizes))
         config.validate()
         if config.max_position_embeddings < length["max_position_embeddings"]:
+            what = f"max_position_embeddings={config.max_position_embeddings}"
             raise UserError(
-                f"--config_overrides: max_position_embeddings={config.max_position_embeddings} is too little for "
-                f"--max_seq_length {max_length}; leave it out."
+                f"--config_overrides: {what} is too little for --max_seq_length {max_length}; leave it out."
             )
     return config
 
@@ -177,10 +169,8 @@ def fit_length(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_l
     embeds fewer tokens than the tokenizer has, or cannot take that length.
     """
     if len(tokenizer) > model.config.vocab_size:
-        raise UserError(
-            f"The tokenizer has {len(tokenizer)} tokens, the model embeds {model.config.vocab_size}: they do not "
-            "belong together. Give the tokenizer that the model was trained with, or train a new model."
-        )
+        what = f"The tokenizer has {len(tokenizer)} tokens, the model embeds {model.config.vocab_size}"
+        raise UserError(f"{what}: they do not belong together; give the tokenizer that the model was trained with.")
     kind, longest = model.config.model_type, longest_input(model)
     is_longer = longest is not None and max_length > longest
     if kind != SKTformerConfig.model_type:
@@ -202,10 +192,7 @@ def fit_length(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_l
 def load_tokenizer(
     name: str, trust_remote_code: bool, needed: Sequence[str], revision: str = "main"
 ) -> PreTrainedTokenizerBase:
-    """
-    Load a fast tokenizer with the special tokens that a task needs, of `mask`, `pad`, `cls` and `sep`; a `UserError`
-    if there is none.
-    """
+    """A fast tokenizer with the special tokens `needed` (mask, pad, cls, sep); a `UserError` if there is none."""
     nothing = UserError(f"The checkpoint {name} holds no tokenizer; save one beside it or give --tokenizer_name.")
     if Path(name).is_dir() and not _find_files(name, _TOKENIZER_FILES):
         raise nothing
@@ -283,10 +270,8 @@ def load_classifier(
     if not new_head:
         _check_labels(trained_words, labels, what)
     if mismatched and not arguments.ignore_mismatched_sizes:
-        raise UserError(
-            f"{what} has a classification head for {trained_labels} labels, and {model.config.num_labels} are needed; "
-            "pass --ignore_mismatched_sizes to start with a new head."
-        )
+        head = f"a classification head for {trained_labels} labels, and {model.config.num_labels} are needed"
+        raise UserError(f"{what} has {head}; pass --ignore_mismatched_sizes to start with a new head.")
     return model
 
 
@@ -304,7 +289,7 @@ def add_lora(model: PreTrainedModel, arguments: LoraArguments, revision: str = "
     for module in model.modules():
         if hasattr(module, "running_mean"):
             # The adapter does not hold running statistics, so they stay as they are.
-            module.register_forward_pre_hook(_keep_statistics)
+            module.register_forward_pre_hook(lambda module, _: setattr(module, "training", False))
     config = peft.LoraConfig(
         task_type=peft.TaskType.SEQ_CLS,
         r=arguments.lora_rank,
@@ -350,10 +335,6 @@ def _load_adapted(arguments: CheckpointArguments, labels: Sequence[str]) -> PreT
     return peft.PeftModel.from_pretrained(model, name, revision=revision).get_base_model()
 
 
-def _keep_statistics(module: nn.Module, _: Any) -> None:
-    module.eval()
-
-
 def _import_peft() -> Any:
     if importlib.util.find_spec("peft") is None:
         raise UserError('Low-rank adapters need peft; install it with `pip install -e ".[lora]"`.')
@@ -365,10 +346,8 @@ def _check_labels(trained: Sequence[Any], labels: Sequence[str], what: str) -> N
     named = not all(str(word).startswith("LABEL_") for word in trained)
     same = [str(word).lower() for word in trained] == [label.lower() for label in labels]
     if not same and (len(trained) != max(1, len(labels)) or (labels and named)):
-        raise UserError(
-            f"{what} answers with {', '.join(map(str, trained))}, and the task's classes are "
-            f"{', '.join(labels) or 'none'}: it was fine-tuned on another task, or numbers the classes otherwise."
-        )
+        classes = f"{', '.join(map(str, trained))}, and the task's classes are {', '.join(labels) or 'none'}"
+        raise UserError(f"{what} answers with {classes}: it was fine-tuned on another task, or in another order.")
 
 
 @contextmanager
@@ -414,10 +393,8 @@ def _check_encoder(model: PreTrainedModel, untrained: Iterable[str], what: str) 
     """Refuse a model some of whose encoder was not in its checkpoint."""
     keys = sorted(key for key in untrained if key.startswith(f"{model.base_model_prefix}."))
     if keys:
-        raise UserError(
-            f"{what} lacks {len(keys)} weights of a {type(model).__name__} encoder (the first is {keys[0]}): it is of "
-            "another architecture or size."
-        )
+        lacking = f"{len(keys)} weights of a {type(model).__name__} encoder (the first is {keys[0]})"
+        raise UserError(f"{what} lacks {lacking}: it is of another architecture or size.")
 
 
 def _named_config(arguments: ModelArguments) -> PreTrainedConfig:
@@ -426,10 +403,8 @@ def _named_config(arguments: ModelArguments) -> PreTrainedConfig:
     try:
         return AutoConfig.from_pretrained(arguments.config_name, trust_remote_code=arguments.trust_remote_code)
     except (OSError, ValueError) as error:
-        raise UserError(
-            f"--config_name {arguments.config_name} is neither a preset ({', '.join(available_presets())}) nor a "
-            "configuration file, folder or name on the Hub that can be reached."
-        ) from error
+        known = f"neither a preset ({', '.join(available_presets())}) nor a configuration that can be reached"
+        raise UserError(f"--config_name {arguments.config_name} is {known}.") from error
 
 
 def known_overrides(

@@ -38,32 +38,6 @@ def open_figure(
         plt.close(figure)
 
 
-def plot_loss_curve(
-    log_history: Iterable[Mapping[str, float]],
-    path: str | Path,
-    title: str,
-    baselines: Mapping[str, float] | None = None,
-) -> None:
-    """
-    Draw training and evaluation loss against the step, and baselines as level lines.
-
-    `log_history` is what `Trainer` logged: `step` with `loss` or `eval_loss` (nats per token).
-    """
-    history = list(log_history)
-    with open_figure(path, title) as (_, axes):
-        for key, label, style in (
-            ("loss", "training", {"lw": 1.2}),
-            ("eval_loss", "evaluation", {"lw": 1.8, "marker": "o", "ms": 4}),
-        ):
-            points = [(entry["step"], entry[key]) for entry in history if key in entry]
-            if points:
-                axes.plot(*zip(*points, strict=True), label=label, **style)
-        for number, (label, value) in enumerate((baselines or {}).items()):
-            axes.axhline(value, color="0.45", ls=("--", ":", "-.")[number % 3], lw=1.2, label=f"{label} ({value:.2f})")
-        axes.set(xlabel="step", ylabel="loss (nats per masked token)")
-        axes.legend(frameon=False)
-
-
 def plot_mean_curves(
     curves: Mapping[str, Iterable[Iterable[tuple[float, float]]]],
     path: str | Path,
@@ -71,11 +45,7 @@ def plot_mean_curves(
     labels: tuple[str, str] = ("step", "loss (nats per masked token)"),
     references: Mapping[str, Sequence[tuple[float, float]]] | None = None,
 ) -> None:
-    """
-    Draw the mean and range over seeds of each model's curves, points whose coordinates `labels` names.
-
-    `references` are single curves of others, to compare with.
-    """
+    """Draw mean and range over seeds of each model's curves, and single `references`; `labels` name the axes."""
     with open_figure(path, title) as (_, axes):
         for name, seeds in curves.items():
             # Point by point: where time is on the axis, those of several seeds lie a little apart.
@@ -83,7 +53,7 @@ def plot_mean_curves(
             places, means = ([np.mean([p[axis] for p in of_seeds]) for of_seeds in points] for axis in (0, 1))
             lowest, highest = ([of(p[1] for p in of_seeds) for of_seeds in points] for of in (min, max))
             label = f"{name} ({means[-1]:.2f})" if means else name
-            (line,) = axes.plot(places, means, marker="o", ms=4, label=label)
+            (line,) = axes.plot(places, means, marker="o", ms=4 if len(places) < 50 else 0, label=label)
             axes.fill_between(places, lowest, highest, color=line.get_color(), alpha=0.2, lw=0)
         for number, (name, known) in enumerate((references or {}).items()):
             style = {"color": "0.4", "ls": ("--", ":")[number % 2], "lw": 1.4, "marker": "x", "ms": 4}
@@ -94,11 +64,7 @@ def plot_mean_curves(
 
 
 def plot_task_curves(histories: Mapping[str, Iterable[Mapping[str, float]]], path: str | Path, title: str) -> None:
-    """
-    Draw training loss and evaluation score against the epoch, a line for each trial.
-
-    `histories` is what `Trainer` logged for each: `epoch` with `loss` or `eval_score` (0 to 1).
-    """
+    """Draw training loss and evaluation score (0 to 1) against the epoch, a line for each trial's log of `Trainer`."""
     with open_figure(path, title, (10, 4.2), (1, 2)) as (_, panels):
         for axes, key, label, factor in (
             (panels[0, 0], "loss", "training loss", 1),
@@ -191,9 +157,7 @@ def plot_confusion_matrix(counts: np.ndarray, labels: Sequence[str], path: str |
         figure.colorbar(picture, ax=axes, shrink=0.8, label="share of the true label")
 
 
-def plot_distributions(
-    groups: Mapping[str, Mapping[str, np.ndarray]], path: str | Path, title: str, label: str = "incoherence"
-) -> None:
+def plot_distributions(groups: Mapping[str, Mapping[str, np.ndarray]], path: str | Path, title: str) -> None:
     """Draw boxes with medians, quartiles and 5 to 95 % of values, a panel for each of the groups, a box for a name."""
     rows = max(len(values) for values in groups.values())
     with open_figure(path, title, (5.5 * len(groups), 0.42 * rows + 1.4), (1, len(groups)), grid="x") as (_, panels):
@@ -206,7 +170,7 @@ def plot_distributions(
                 median.set_color("black")
             panel.set_yticks(range(1, len(values) + 1), list(values))
             panel.invert_yaxis()
-            panel.set(title=group, xlabel=label)
+            panel.set(title=group, xlabel="incoherence")
 
 
 def plot_forecasts(

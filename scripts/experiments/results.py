@@ -116,11 +116,9 @@ def format_origin(environment: dict[str, Any], command: str, commits: Iterable[A
 
 def _processor_name() -> str:
     cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.is_file():
-        for line in cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines():
-            if line.startswith("model name"):
-                return f"{line.split(':', 1)[1].strip()} ({os.cpu_count()} cores)"
-    return f"{platform.processor() or platform.machine()} ({os.cpu_count()} cores)"
+    text = cpuinfo.read_text(encoding="utf-8", errors="replace") if cpuinfo.is_file() else ""
+    found = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+    return f"{found[1] if found else platform.processor() or platform.machine()} ({os.cpu_count()} cores)"
 
 
 def _commit() -> str | None:

@@ -111,9 +111,8 @@ def check_run_folder(
         return state
     # A data set may be written path:config.
     names = [os.path.expanduser(name) for word in inputs for name in (word, word.partition(":")[0]) if name]
-    for path in map(
-        Path, [os.getcwd(), *names, *(path for name in names for path in glob.glob(name, recursive=True))]
-    ):
+    found = [path for name in names for path in glob.glob(name, recursive=True)]
+    for path in map(Path, [os.getcwd(), *names, *found]):
         if path.exists() and path.resolve().is_relative_to(folder.resolve()):
             raise UserError(f"--overwrite would delete {path}, which this run needs; choose another --output_dir.")
     return "new"

@@ -54,12 +54,8 @@ class RunArguments(TrainingArguments):
 
     output_dir: str | None = flag("runs/run", "Folder of the run.")
     overwrite: bool = flag(False, "Delete another run, or this one finished, from --output_dir.")
-    global_batch_size: int | None = flag(
-        None, "Sequences per optimizer step over all devices; gradient accumulation is worked out from it."
-    )
-    num_threads: int | None = flag(
-        None, "Threads of a process; by default OMP_NUM_THREADS, or all cores where a launcher has set that to 1."
-    )
+    global_batch_size: int | None = flag(None, "Sequences per step over all devices, from which accumulation follows.")
+    num_threads: int | None = flag(None, "Threads of a process, by default OMP_NUM_THREADS or a launcher's cores.")
     license: str = flag("apache-2.0", "Licence of the weights, for the model card.")
     language: str = flag("en", "Language of the text, for the model card.")
 
@@ -75,7 +71,8 @@ def prepare(training: RunArguments, given: dict[str, Any]) -> None:
     logging.getLogger("httpx").setLevel(logging.WARNING)
     training.disable_tqdm = training.disable_tqdm or not training.should_log or not sys.stderr.isatty()
     if training.disable_tqdm:
-        silence_bars()
+        datasets.disable_progress_bars()  # of which every step would be a line in a log file
+        transformers.utils.logging.disable_progress_bar()
     if not any(given.get(stage) for stage in STAGES):
         training.do_train = training.do_eval = True
     elif not given.get("do_eval"):
@@ -127,10 +124,8 @@ def accumulation_steps(training: TrainingArguments, global_batch_size: int) -> i
     each, devices = training.per_device_train_batch_size, training.world_size
     at_once = training.train_batch_size * devices
     if global_batch_size % at_once or global_batch_size < 1:
-        what = f"--global_batch_size {global_batch_size} is not a multiple of {at_once}, which is what {devices}"
-        raise UserError(
-            f"{what} device(s) with --per_device_train_batch_size {each} read at once; change one of them."
-        )
+        read = f"what {devices} device(s) with --per_device_train_batch_size {each} read at once"
+        raise UserError(f"--global_batch_size {global_batch_size} is not a multiple of {at_once}, {read}; change one.")
     return global_batch_size // at_once
 
 
@@ -142,12 +137,6 @@ def hold_folder(training: RunArguments, folder: str | Path, identity: RunIdentit
             if training.should_save:
                 stack.enter_context(claim_run_folder(folder, identity, arguments, training.overwrite))
         yield
-
-
-def silence_bars() -> None:
-    """Stop the libraries' bars, of which every step would be a line in a log file."""
-    datasets.disable_progress_bars()
-    transformers.utils.logging.disable_progress_bar()
 
 
 def announce_run(command: Command, **facts: str) -> None:
@@ -194,10 +183,7 @@ def describe_devices(training: TrainingArguments) -> str:
 
 
 def upload_run(training: TrainingArguments, folder: str | Path, message: str) -> None:
-    """
-    Push a finished run with its card, where --push_to_hub asks for it, and nothing that names this machine; a
-    `UserError` if it cannot be uploaded.
-    """
+    """Push a finished run, if --push_to_hub says so, without what names this machine; a `UserError` if that fails."""
     if not training.push_to_hub or training.process_index != 0:
         return
     name = training.hub_model_id or Path(folder).resolve().name
@@ -223,12 +209,6 @@ def finish_trackers(training: TrainingArguments) -> None:
             importlib.import_module(name).finish()
 
 
-def leave_process_group() -> None:
-    """Call at the end of a script: gloo now and then aborts a process that exits with the group still up."""
-    if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
-
-
 class ExperimentTrainer(Trainer):
     """A Trainer that evaluates one model on all processes, without a trace, and stops where training diverges."""
 
@@ -246,10 +226,9 @@ class ExperimentTrainer(Trainer):
         """Log, on all processes alike; a `UserError` if a loss is not a finite number."""
         for name in ("loss", "eval_loss"):
             if not math.isfinite(logs.get(name, 0.0)):
-                raise UserError(
-                    f"Training has diverged: {name} is {logs[name]} at step {self.state.global_step}; lower "
-                    f"--learning_rate ({self.args.learning_rate:g}) or raise --warmup_steps. No model was saved."
-                )
+                what = f"Training has diverged: {name} is {logs[name]} at step {self.state.global_step}"
+                remedy = f"lower --learning_rate ({self.args.learning_rate:g}) or raise --warmup_steps"
+                raise UserError(f"{what}; {remedy}. No model was saved.")
         super().log(logs, *args, **kwargs)
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:

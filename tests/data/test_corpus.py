@@ -346,7 +346,7 @@ def flags_of_mistake(name: str, folder: Path) -> dict:
         ("validation only", r"without --train_file"),
         ("two spellings", r"--dataset_name and --datasets"),
         ("configuration alone", r"--dataset_config_name small is given without --dataset_name"),
-        ("unknown encoding", r"--encoding utf-9"),
+        ("unknown encoding", r"unknown encoding: utf-9\); name its --encoding"),
         ("rows as files", r"a\.csv: --document_unit file is for \.txt files"),
         ("data sets as files", r"--document_unit file.*--train_file"),
         ("no processes", r"--preprocessing_num_workers is 0"),

@@ -14,7 +14,7 @@ import torch
 from datasets import Dataset
 from filelock import FileLock
 
-from experiments import fine_tuning
+from experiments import fine_tuning, training
 from experiments.arguments import UserError
 from experiments.fine_tuning import (
     FineTuningArguments,
@@ -534,7 +534,7 @@ def test_training_that_diverges_leaves_the_trials_before_it(tmp_path, monkeypatc
 
 def test_every_trial_is_a_run_in_trackers(tmp_path, monkeypatch):
     ended = []
-    monkeypatch.setattr(fine_tuning, "finish_trackers", lambda args: ended.append(args.run_name))
+    monkeypatch.setattr(training, "finish_trackers", lambda args: ended.append(args.run_name))
     run(tmp_path / "run", seeds=2, run_name="mine")
     run(tmp_path / "one")
     assert ended == ["mine bytes seed 3", "mine bytes seed 4", "bytes seed 3"]

@@ -169,7 +169,7 @@ def test_metrics_weigh_tokens_equally(tokenizer):
     sums = torch.cat([sum_token_losses((logits[part],), labels[part]) for part in (slice(0, 1), slice(1, 4))])
     metrics = token_metrics(EvalPrediction(predictions=sums.numpy(), label_ids=labels.numpy()))
     assert metrics["predicted_tokens"] == 13
-    assert metrics["token_loss"] == pytest.approx(expected.item(), rel=1e-6)
+    assert metrics["loss"] == pytest.approx(expected.item(), rel=1e-6)
     assert metrics["perplexity"] == pytest.approx(math.exp(expected.item()), rel=1e-6)
     right = (logits.argmax(-1) == labels).sum().item()
     assert metrics["accuracy"] == pytest.approx(right / 13)
@@ -177,7 +177,7 @@ def test_metrics_weigh_tokens_equally(tokenizer):
 
 def test_no_predicted_token_is_no_division_by_zero():
     sums = sum_token_losses(torch.randn(2, 3, 5), torch.full((2, 3), IGNORE_INDEX))
-    assert token_metrics(EvalPrediction(predictions=sums.numpy(), label_ids=sums.numpy()))["token_loss"] == 0
+    assert token_metrics(EvalPrediction(predictions=sums.numpy(), label_ids=sums.numpy()))["loss"] == 0
 
 
 def test_unigram_loss_is_the_loss_of_constant_logits(tokenizer):

@@ -7,7 +7,7 @@ paper's reason for a smoother.
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,7 +18,7 @@ from tqdm import tqdm
 from transformers import AutoModelForSequenceClassification
 
 from experiments import results
-from experiments.arguments import CONFIGURATION, UserError, parse_command, require_at_least
+from experiments.arguments import CONFIGURATION, UserError, flag, parse_command, require_at_least
 from experiments.fine_tuning import read_metrics
 from experiments.lra.examples import collate
 from experiments.lra.jobs import LraTrainingArguments
@@ -40,18 +40,11 @@ STAGES = ("before", "after")
 class IncoherenceArguments:
     """What is trained and measured."""
 
-    tasks: list[str] = field(
-        default_factory=lambda: ["text", "pathfinder"], metadata={"help": f"Of {', '.join(TASKS)}."}
-    )
-    run_flags: str = field(
-        default="",
-        metadata={
-            "help": "Further flags of all runs, in quotes, in which {task} is the task: '--data_dir data/{task}'."
-        },
-    )
-    ranks: list[int] = field(default_factory=lambda: [16, 32], metadata={"help": "Singular vectors that count."})
-    num_examples: int = field(default=200, metadata={"help": "Test examples of each task."})
-    output_dir: str = field(default="runs/incoherence", metadata={"help": "Folder of the runs."})
+    tasks: list[str] = flag(["text", "pathfinder"], f"Of {', '.join(TASKS)}.")
+    run_flags: str = flag("", "Further flags of all runs, in quotes; {task} is the task: '--data_dir data/{task}'.")
+    ranks: list[int] = flag([16, 32], "Singular vectors that count.")
+    num_examples: int = flag(200, "Test examples of each task.")
+    output_dir: str = flag("runs/incoherence", "Folder of the runs.")
 
     def __post_init__(self) -> None:
         if unknown := sorted(set(self.tasks) - set(TASKS)):
@@ -66,20 +59,10 @@ ARGUMENTS = (IncoherenceArguments, results.ResultsArguments)
 
 def incoherence(matrices: torch.Tensor, rank: int) -> torch.Tensor:
     """
-    Definition 1: mu = the larger of n / r max_i |e_i^T W|^2 and d / r max_i |e_i^T V|^2.
+    Definition 1: mu = the larger of n / r max_i |e_i^T W|^2 and d / r max_i |e_i^T V|^2, of shape `(...)`.
 
-    W and V hold the first r left and right singular vectors. Between 1, where energy is spread evenly, and
-    max(n, d) / r.
-
-    Args:
-        matrices (`torch.Tensor` of shape `(..., n, d)`): Tokens and their columns.
-        rank (`int`): r, at most the smaller of n and d.
-
-    Returns:
-        `torch.Tensor` of shape `(...)`.
-
-    Raises:
-        ValueError: if the rank is larger.
+    W and V hold the first r = `rank` left and right singular vectors of `matrices` `(..., n, d)`, tokens and their
+    columns. Between 1, where energy is spread evenly, and max(n, d) / r; a `ValueError` if r is larger than n or d.
     """
     if rank > min(matrices.shape[-2:]):
         raise ValueError(f"A matrix of shape {tuple(matrices.shape[-2:])} has no {rank} singular vectors.")
@@ -92,10 +75,8 @@ def incoherence(matrices: torch.Tensor, rank: int) -> torch.Tensor:
 def analyze(arguments: IncoherenceArguments, places: results.ResultsArguments) -> str:
     """
     Write `incoherence.md`, `.json` and `.png`: train each task for the steps in the table of runs, then measure the
-    input of each layer's smoother and what its Fourier convolution makes of it, on test examples.
-
-    Raises:
-        UserError: if a run fails, its data cannot be had, or a rank is larger than the model is wide.
+    input of each layer's smoother and what its Fourier convolution makes of it, on test examples. Raises a `UserError`
+    if a run fails, its data cannot be had, or a rank is larger than the model is wide.
     """
     runs = {}
     for task in arguments.tasks:
@@ -106,8 +87,7 @@ def analyze(arguments: IncoherenceArguments, places: results.ResultsArguments) -
     measured = {TASKS[task].title: _measure(run, arguments) for task, run in runs.items()}
     figures = {TASKS[task].title: published_incoherence(task) for task in runs}
     steps = sorted({read_metrics(run.folder)["history"][-1]["step"] for run in runs.values()})
-    environment, command = results.describe_environment(), results.command_line()
-    return write_report(Path(places.results_dir) / "incoherence", measured, figures, steps, command, environment)
+    return write_report(Path(places.results_dir) / "incoherence", measured, figures, steps)
 
 
 def _measure(run: Run, arguments: IncoherenceArguments) -> dict[str, np.ndarray]:
@@ -134,10 +114,7 @@ def _measure(run: Run, arguments: IncoherenceArguments) -> dict[str, np.ndarray]
 
 @torch.no_grad()
 def smoother_inputs(model: Any, batch: Mapping[str, torch.Tensor]) -> Iterator[tuple[list, list]]:
-    """
-    Of each layer the matrices `(num_tokens, hidden_size)` of a batch's sequences, without padding: what the smoother
-    reads, and its Fourier convolution.
-    """
+    """Of each layer, without padding, `(num_tokens, hidden_size)`: what the smoother reads, and its convolution."""
     read: list[tuple[Smoother, tuple]] = []
     smoothers = [module for module in model.modules() if isinstance(module, Smoother)]
     hooks = [s.register_forward_pre_hook(lambda module, inputs: read.append((module, inputs))) for s in smoothers]
@@ -154,13 +131,12 @@ def smoother_inputs(model: Any, batch: Mapping[str, torch.Tensor]) -> Iterator[t
 
 def write_report(
     path: Path,
-    measured: Mapping[str, Mapping[str, np.ndarray]],
-    published: Mapping[str, Mapping[str, float]],
+    measured: dict[str, dict[str, np.ndarray]],
+    published: dict[str, dict[str, float]],
     steps: Sequence[int],
-    command: str,
-    environment: dict[str, Any],
 ) -> str:
     """Write a table, the values and a picture of them; gives the Markdown."""
+    environment, command = results.describe_environment(), results.command_line()
     cases = list(dict.fromkeys(name.rpartition(", ")[0] for values in measured.values() for name in values))
     header = ["", "layer and rank", *(f"{stage}{paper}" for paper in ("", ", paper") for stage in STAGES)]
     rows = []

@@ -1,12 +1,12 @@
 """What a pre-trained SKTformer loses when it is lengthened, without further training."""
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import gettempdir
 
 from tqdm import tqdm
 from transformers import TrainingArguments
+from transformers.utils import logging
 
 from experiments import results
 from experiments.arguments import UserError, flag
@@ -15,7 +15,6 @@ from experiments.text.blocks import MASKED_LM_TOKENS
 from experiments.text.corpus import CorpusArguments, load_corpus
 from experiments.text.masked_lm import MaskedLMTrainer, MaskingCollator, mask_once
 from experiments.text.packing import mix_blocks, prepare_blocks
-from experiments.training import silence_bars
 from modeling_sktformer import SKTformerForMaskedLM
 
 
@@ -39,13 +38,10 @@ def analyze(
 ) -> str:
     """
     Write `lengthening.md` and `.json`: the loss of a checkpoint at its own length N, and lengthened by each rule for
-    new positions on inputs of N and of the new length.
-
-    Raises:
-        UserError: if the checkpoint cannot be loaded or is of another architecture, or there is no evaluation text.
+    new positions on inputs of N and of the new length. A `UserError` if the checkpoint cannot be loaded or is of
+    another architecture, or there is no evaluation text.
     """
-    if not sys.stderr.isatty():
-        silence_bars()
+    logging.disable_progress_bar()
     name = arguments.model_name_or_path
     tokenizer = load_tokenizer(name, False, MASKED_LM_TOKENS)
     model = build_masked_lm(ModelArguments(model_name_or_path=name), tokenizer, 3, seed=0)

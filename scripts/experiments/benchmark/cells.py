@@ -61,10 +61,8 @@ def measure_cells(
     cells: Sequence[Cell], setting: Setting, arguments: MeasurementArguments, earlier: Sequence[Mapping]
 ) -> Iterator[list[dict[str, Any]]]:
     """
-    Measure cells one after another, smaller lengths first, but for those whose rows there are already.
-
-    Yields:
-        `list` of mappings: for each cell a row for each workload; where `reason` is not None nothing was measured.
+    Measure cells one after another, smaller lengths first, but for those whose rows there are already. Yields for each
+    cell a row for each workload; where `reason` is not None nothing was measured.
     """
     rows = list(earlier)
     for number, cell in enumerate(cells, 1):

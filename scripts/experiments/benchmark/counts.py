@@ -133,14 +133,8 @@ def _attend(
 
 def count_step(workload: Workload, setting: Setting) -> dict[str, float]:
     """
-    Count a step of a whole model, in training or inference, without the optimizer's part.
-
-    Returns:
-        `dict`: `forward_operators`, `backward_operators`, `product_bytes`, `other_bytes`, `kept_bytes` and
-        `multiply_adds`.
-
-    Raises:
-        ValueError: if the model takes no mask and the setting is of padded inputs.
+    Count a step of a whole model, in training or inference, without the optimizer's part: operators, bytes and
+    multiply-adds. A `ValueError` if the model takes no mask and the setting is of padded inputs.
     """
     inputs = models.make_inputs(workload, replace(setting, device="meta"))
     is_training = workload.mode == "training"

@@ -172,12 +172,7 @@ def make_inputs(workload: Workload, setting: Setting) -> dict[str, torch.Tensor]
 
 
 def make_step(workload: Workload, setting: Setting) -> Callable[[], None]:
-    """
-    A step of one model, which waits for its device.
-
-    A training step zeroes gradients, runs forward and backward and lets AdamW update; inference is a forward pass in
-    evaluation mode.
-    """
+    """A step of one model, waiting for its device: forward, backward and AdamW's update, or a forward pass alone."""
     is_training = workload.mode == "training"
     model: Any = build_model(workload.model, build_config(workload, setting.num_layers))
     model = model.to(setting.device, PRECISIONS[setting.precision]).train(is_training)

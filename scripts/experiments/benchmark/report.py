@@ -56,10 +56,8 @@ def open_section(flags: Mapping[str, Any], path: Path, merge: bool) -> dict[str,
     """
     The part of the results `path` that belongs to a command: an unfinished one of the same flags, or a new one.
 
-    `flags` are all flags, and `comparison`, one of [`COMPARISONS`].
-
-    Raises:
-        UserError: if the file holds sections of other settings and `merge` does not ask to keep them.
+    `flags` are all flags, and `comparison`, one of [`COMPARISONS`]. Raises a `UserError` if the file holds sections of
+    other settings and `merge` does not ask to keep them.
     """
     environment = describe_environment()
     section = {

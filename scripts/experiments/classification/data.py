@@ -39,18 +39,14 @@ class TextArguments:
     label_column: str | None = flag(None, "Column of labels; by default found by its name.")
     label_separator: str | None = flag(None, "What stands between the labels of a row that has several, such as `,`.")
     label_from_file_name: str | None = flag(
-        None,
-        "Expression whose first group is the label in a .txt file's name (or path, with a /), such as `^([^_]+)_`.",
+        None, "Expression whose first group is the label in a .txt file's name, or path, with a /: `^([^_]+)_`."
     )
     problem_type: Literal["auto", "single_label_classification", "multi_label_classification", "regression"] = flag(
         "auto", "What to predict; by default what the labels look like."
     )
     validation_fraction: float = flag(0.1, "Share of each label's training data to hold out without validation data.")
     split_seed: int = flag(0, "Seed of what is held out, whichever --seed trains.")
-    max_seq_length: int | None = flag(
-        None,
-        "Longest input in tokens, by default an excerpt's, or up to 512; more than the checkpoint's lengthens it.",
-    )
+    max_seq_length: int | None = flag(None, "Longest input, by default an excerpt or 512; a longer one lengthens.")
     pad_to_max_length: bool = flag(False, "Pad every input to --max_seq_length, and not to the longest of its batch.")
     excerpt_length: int | None = flag(None, "Cut every text into consecutive excerpts of this many tokens.")
     max_excerpts_per_document: int | None = flag(None, "Keep only so many excerpts of a text, spread evenly over it.")

@@ -67,10 +67,7 @@ def compute_metrics(problem: Problem, documents: Sequence[int], prediction: Eval
 
 
 def measure_baselines(data: TextData, with_tfidf: bool) -> dict[str, dict[str, dict[str, float]]]:
-    """
-    What a model is to be compared with, by part and name, learned from the training part and measured on the others:
-    the commonest labels, or the mean, for every text, and a linear model of words and pairs of words.
-    """
+    """What a model is compared with, by part: the commonest labels, or the mean, and a linear model of words."""
     problem, train = data.problem, data.parts.get("train")
     others = {name: part for name, part in data.parts.items() if name != "train" and part.labels is not None}
     if train is None:

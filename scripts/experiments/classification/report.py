@@ -1,7 +1,5 @@
 """What a run leaves beside its model: predictions, confusions, a table of metrics and the model card."""
 
-import csv
-import io
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,7 @@ from sklearn.metrics import confusion_matrix
 from experiments.classification.data import TextArguments, TextData
 from experiments.classification.labels import MULTI, SINGLE, Problem, format_names
 from experiments.classification.metrics import METRICS, average_documents, decide
-from experiments.classifier_card import example_input, write_classifier_card
+from experiments.model_card import example_input, write_classifier_card
 from experiments.plots import plot_confusion_matrix
 from experiments.results import read_json, write_atomically, write_json
 from experiments.run_folder import METRICS_FILE
@@ -43,11 +41,9 @@ def write_answers(folder: Path, data: TextData, name: str, chances: np.ndarray) 
         tables = {"predictions.csv": (texts, chances), "documents.csv": (documents, means)}
     names = [f"probability of {label}" for label in problem.labels] if problem.kind == MULTI else ["probability"]
     for file_name, (table, values) in tables.items():
-        header = [*table.column_names, "prediction", *(names if problem.labels else [])]
-        lines = zip((row.values() for row in table), _answers(problem, values), strict=True)
-        text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows([header, *([*row, *answer] for row, answer in lines)])
-        write_atomically(folder / file_name, text.getvalue())
+        rows = pd.DataFrame(list(table), columns=table.column_names, dtype=object)
+        rows[["prediction", *(names if problem.labels else [])]] = list(_answers(problem, values))
+        write_atomically(folder / file_name, rows.to_csv(index=False))
 
 
 def record_test_scores(folder: Path, results: Mapping[str, Mapping[str, float]]) -> None:

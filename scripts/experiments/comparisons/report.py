@@ -8,7 +8,7 @@ from typing import Any
 
 from experiments.comparisons.stages import SEARCH_SEED, Measure, Outcomes, Stage, Table, start_of
 from experiments.plots import plot_mean_curves, plot_task_scores
-from experiments.results import command_line, format_origin, format_table, write_atomically, write_json
+from experiments.results import command_line, format_origin, format_table, write_results
 from modeling_sktformer import SKTformerConfig
 
 
@@ -54,29 +54,22 @@ def write_table(
         },
         "columns": [asdict(c) | {"cells": {row: c.cell(row) for row in c.values}} for c in columns],
     }
-    write_json(folder / f"{name}.json", results)
     ours = {row for (row, _), o in last.items() if o.metrics[0]["model_type"] == SKTformerConfig.model_type}
     winners = {column.title: column.winner() for column in columns if column.measure.best}
     best = [f"{title} {row} ({'ours' if row in ours else 'not ours'})" for title, row in winners.items()]
     names = dict.fromkeys([*rows, *(row for column in columns for row in column.values)])
-    lines = [
-        *(f"# {table.title}", "", table.text.format(*recipes, data=_describe_data(given, measured)), ""),
-        *format_table(
-            ["", *(column.title for column in columns)],
-            [[row, *(column.cell(row) or "-" for column in columns)] for row in names],
-        ),
-        "",
+    header, cells = ["", *(c.title for c in columns)], [[row, *(c.cell(row) or "-" for c in columns)] for row in names]
+    statistics_note = f"- Mean and standard deviation over seeds {', '.join(map(str, seeds))}; of times the median."
+    paragraphs = [
+        f"# {table.title}",
+        table.text.format(*recipes, data=_describe_data(given, measured)),
+        "\n".join(format_table(header, cells)),
         f"Best: {'; '.join(best)}.",
-        "",
-        f"- Mean and standard deviation over seeds {', '.join(map(str, seeds))}; of times the median.",
-        *_describe_searches(outcomes),
-        *table.notes,
-        "",
-        *_plot(name, table, columns, last, folder),
-        *("", format_origin(environments[0], command_line(), commits), ""),
+        "\n".join([statistics_note, *_describe_searches(outcomes), *table.notes]),
+        "\n".join(_plot(name, table, columns, last, folder)),
+        format_origin(environments[0], command_line(), commits),
     ]
-    write_atomically(folder / f"{name}.md", "\n".join(lines))
-    return "\n".join(lines)
+    return write_results(folder / name, results, paragraphs)
 
 
 def _build_columns(stage: Stage, outcomes: Outcomes, sources: Mapping[str, str]) -> list[Column]:

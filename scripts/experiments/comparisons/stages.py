@@ -34,10 +34,8 @@ class ComparisonArguments:
 
     def __post_init__(self) -> None:
         if len(self.seeds) < 2 or len({*self.seeds, SEARCH_SEED}) <= len(self.seeds):
-            raise UserError(
-                f"--seeds {' '.join(map(str, self.seeds))}: give two or more, each once, for a standard deviation; "
-                f"{SEARCH_SEED} is the seed that chooses learning rates."
-            )
+            hint = f"give two or more, each once; {SEARCH_SEED} is the seed that chooses learning rates"
+            raise UserError(f"--seeds {' '.join(map(str, self.seeds))}: {hint}.")
         require_at_least(1, self, "search_steps")
 
 
@@ -124,10 +122,7 @@ class Stage:
         return {name: value for path in self.recipes for name, value in load_recipe(CONFIGURATION / path).items()}
 
     def rows(self) -> dict[str, tuple[str, ...]]:
-        """
-        The arguments of the rows, by their names; in them `{configuration}` stands for that folder, and the name of a
-        flag in braces for its value in the recipes.
-        """
+        """The arguments of the rows by name; `{configuration}` is that folder, `{flag}` its value in the recipes."""
         values = {"configuration": CONFIGURATION, **self.recipe()}
         rows = read_runs(CONFIGURATION / "runs" / self.runs)
         return {name: tuple(word.format_map(values) for word in row) for name, row in rows.items()}

@@ -97,7 +97,6 @@ def write_forecaster_card(title: str, folder: Path, metrics: dict[str, Any], arg
     rows = {THIS: scores, **metrics["baselines"]["test"], **metrics["published"]}
     is_ours = metrics["model_type"] == "sktformer"
     facts = CardFacts(
-        title=str(arguments.get("hub_model_id") or folder.resolve().name),
         script="run_forecasting.py",
         pipeline_tag="time-series-forecasting",
         description=f"A forecaster of type `{metrics['model_type']}` with {metrics['parameters']:,} parameters, "
@@ -109,8 +108,6 @@ def write_forecaster_card(title: str, folder: Path, metrics: dict[str, Any], arg
             format_table(["", "MSE", "MAE"], [[n, f"{v['mse']:.4f}", f"{v['mae']:.4f}"] for n, v in rows.items()])
         ),
         evaluated_on=f"{metrics['eval_test_samples']:,} windows of the test part of {title}",
-        picture="curve.png",
-        picture_title="Loss and score",
         tags=("time-series",),
     )
     write_card(folder, facts, metrics, arguments)

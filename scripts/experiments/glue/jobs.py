@@ -1,30 +1,24 @@
 """A task of GLUE as a job of fine-tuning: which checkpoint it starts from, what decides its result, its card."""
 
+import zipfile
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from accelerate import PartialState
 from datasets import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from experiments import fine_tuning
 from experiments.arguments import Command, UserError
-from experiments.classifier_card import example_input, write_classifier_card
-from experiments.fine_tuning import (
-    Job,
-    best_trial,
-    fingerprint_rows,
-    lacks_weights,
-    predict,
-    read_metrics,
-    trial_folders,
-)
-from experiments.glue.metrics import compute_task_metrics, majority_metrics, predicted_labels
-from experiments.glue.submission import write_predictions
+from experiments.glue.metrics import compute_metrics, majority_metrics, predicted_labels
 from experiments.glue.tasks import SIMILARITY_RANGE, GlueTask
+from experiments.model_card import example_input, write_classifier_card
 from experiments.models import CheckpointArguments, add_lora, fingerprint_checkpoint, load_classifier
-from experiments.results import read_json
+from experiments.results import read_json, replace_file, write_atomically
 from experiments.run_folder import ARGUMENTS_FILE, RUN_FILE
 from experiments.text import classifier
 
@@ -51,7 +45,7 @@ def task_identity(
         mnli = read_json(file)["decides"].get("mnli_checkpoint") if file.is_file() else mnli
     return {
         "task_name": task.name,
-        "data": fingerprint_rows(*splits.values()),
+        "data": fine_tuning.fingerprint_rows(*splits.values()),
         "mnli_checkpoint": mnli,
         "max_seq_length": glue.max_seq_length,
         "pad_to_max_length": glue.pad_to_max_length,
@@ -67,9 +61,9 @@ def choose_start(task: GlueTask, command: Command, runs_mnli: bool = False) -> C
     if start == "run":
         if runs_mnli:
             return None
-        if not trial_folders(folder):
+        if not fine_tuning.trial_folders(folder):
             raise UserError(f"--mnli_checkpoint run: {folder} has no finished run of mnli; add mnli to --task_name.")
-        start = str(best_trial(folder))
+        start = str(fine_tuning.best_trial(folder))
     # The labels are others, and so must the head be.
     return replace(checkpoint, model_name_or_path=start, model_revision="main", ignore_mismatched_sizes=True)
 
@@ -95,19 +89,19 @@ def load_task_model(
 
 def make_job(
     task: GlueTask, command: Command, start: CheckpointArguments, tokenizer: Any, identity: dict, splits: dict
-) -> Job:
+) -> fine_tuning.Job:
     """The job of a task, whose rows become tokens here, from what the functions above give."""
     (glue, training), trains = command.groups[2:], "train" in splits
     evaluation, workers = splits[task.evaluation_splits[0]], glue.preprocessing_num_workers
     collator = classifier.make_collator(tokenizer, glue.max_seq_length, glue.pad_to_max_length)
-    return Job(
+    return fine_tuning.Job(
         name=task.name,
         title=f"{task.title} ({' and '.join(task.scored).replace('_', ' ')})",
         build_model=partial(load_task_model, task, start, command, tokenizer, trains),
         splits={name: classifier.encode_texts(rows, task.columns, collator, workers) for name, rows in splits.items()},
         collator=collator,
         processing_class=tokenizer,
-        compute_metrics=partial(compute_task_metrics, task),
+        compute_metrics=lambda p: compute_metrics(task, predicted_labels(task, p.predictions), p.label_ids),
         shown=task.metrics,
         identity=identity,
         facts={
@@ -125,9 +119,9 @@ def predict_tests(task: GlueTask, tests: list[tuple[GlueTask, str, Dataset]], co
     """Write the predictions of a task's best model, or of the checkpoint itself where nothing was trained."""
     start, _, glue, training = command.groups
     output = Path(training.output_dir)
-    best = best_trial(output / task.name) if trial_folders(output / task.name) else None
-    if best is not None and "train_samples" in read_metrics(best):
-        if lacks_weights(best):
+    best = fine_tuning.best_trial(output / task.name) if fine_tuning.trial_folders(output / task.name) else None
+    if best is not None and "train_samples" in fine_tuning.read_metrics(best):
+        if fine_tuning.lacks_weights(best):
             raise UserError(f"{best} has no weights any more; run it again with --recipe {best / ARGUMENTS_FILE}.")
         start = replace(start, model_name_or_path=str(best), tokenizer_name=None, model_revision="main")
     tokenizer = classifier.load_text_tokenizer(start)
@@ -136,10 +130,31 @@ def predict_tests(task: GlueTask, tests: list[tuple[GlueTask, str, Dataset]], co
     for part, split, rows in tests:
         examples = classifier.encode_texts(rows, part.columns, collator, glue.preprocessing_num_workers)
         folder = output / "submission"
-        logits = predict(model, examples.remove_columns("idx"), collator, training, folder)
+        logits = fine_tuning.predict(model, examples.remove_columns("idx"), collator, training, folder)
         if training.should_save:
             write_predictions(folder, part, split, rows["idx"], predicted_labels(task, logits))
     PartialState().wait_for_everyone()
+
+
+def write_predictions(folder: Path, task: GlueTask, split: str, indices: Iterable[int], labels: np.ndarray) -> None:
+    """Write the classes or similarities `(num_examples,)` of a test split under the name that is asked for."""
+    if task.is_regression:
+        predictions = [f"{value:.3f}" for value in np.clip(labels, *SIMILARITY_RANGE)]
+    elif task.submits_words:
+        predictions = [task.labels[label] for label in labels]
+    else:
+        predictions = [str(label) for label in labels]
+    rows = [f"{index}\t{prediction}" for index, prediction in zip(indices, predictions, strict=True)]
+    write_atomically(folder / f"{task.submission[split]}.tsv", "\n".join(["index\tprediction", *rows]) + "\n")
+
+
+def pack_submission(folder: Path, archive: Path) -> list[str]:
+    """Put all files of predictions in a folder into one archive, without folders in it; returns their names."""
+    files = sorted(folder.glob("*.tsv"))
+    with replace_file(archive) as unfinished, zipfile.ZipFile(unfinished, "w", zipfile.ZIP_DEFLATED) as packed:
+        for file in files:
+            packed.write(file, file.name)
+    return [file.name for file in files]
 
 
 def write_task_card(

@@ -10,7 +10,6 @@ import numpy as np
 from datasets import Dataset
 from scipy.stats import pearsonr, spearmanr
 from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
-from transformers import EvalPrediction
 
 from experiments.arguments import UserError
 from experiments.glue.tasks import TASKS, GlueTask
@@ -94,11 +93,6 @@ def predicted_labels(task: GlueTask, predictions: Any) -> np.ndarray:
         remedy = "lower --learning_rate, or give a checkpoint whose weights are finite"
         raise UserError(f"{task.name}: the model's predictions are not finite, training has diverged; {remedy}.")
     return logits.reshape(len(logits)) if task.is_regression else logits.argmax(axis=-1)
-
-
-def compute_task_metrics(task: GlueTask, prediction: EvalPrediction) -> dict[str, float]:
-    """The metrics of a task for the Trainer."""
-    return compute_metrics(task, predicted_labels(task, prediction.predictions), prediction.label_ids)
 
 
 def _measure(task: str, name: str, predicted: np.ndarray, expected: np.ndarray) -> float:

@@ -88,16 +88,12 @@ class GlueArguments:
     task_name: list[str] = flag(MISSING, f"Tasks to run, in this order: {', '.join(TASKS)}; or `all`.")
     dataset_name: str = flag("nyu-mll/glue", "Data set of the Hub with a part per task.")
     dataset_revision: str | None = flag(None, "Its commit, tag or branch.")
-    data_dir: str | None = flag(
-        None, f"Folder of folders by task that hold train, validation, test and so on ({', '.join(TABLE_READERS)})."
-    )
+    data_dir: str | None = flag(None, f"Folder with a folder per task: train{'|'.join(TABLE_READERS)} and so on.")
     train_file: str | None = flag(None, "Local training file of the one task.")
     validation_file: str | None = flag(None, "Local validation file of the one task.")
     test_file: str | None = flag(None, "Local test file of the one task.")
     cache_dir: str | None = flag(None, "Prepared data; by default in the library's cache.")
-    mnli_checkpoint: str | None = flag(
-        None, "Where RTE, MRPC and STS-B start: a checkpoint of MNLI, or `run`: this folder's best."
-    )
+    mnli_checkpoint: str | None = flag(None, "Start of RTE, MRPC and STS-B; `run`: this folder's best MNLI model.")
     max_seq_length: int = flag(128, "Longest input in tokens; longer ones are cut, a shorter SKTformer is lengthened.")
     pad_to_max_length: bool = flag(False, "Pad all inputs to --max_seq_length.")
     preprocessing_num_workers: int | None = flag(None, "Processes that tokenize.")
@@ -207,9 +203,8 @@ def _find_split(task: GlueTask, split: str, arguments: GlueArguments) -> Path:
     if len(found) != 1:
         what = f"{len(found)} files ({', '.join(path.name for path in found)})" if found else "no file"
         first, *others = TABLE_READERS
-        raise UserError(
-            f"{place} has {what} for the split `{split}`; put one {split}{first} (or {', '.join(others)}) there."
-        )
+        wanted = f"put one {split}{first} (or {', '.join(others)}) there"
+        raise UserError(f"{place} has {what} for the split `{split}`; {wanted}.")
     return found[0]
 
 

@@ -74,7 +74,6 @@ def write_task_card(
             "logits = model(input_ids=values + 1).logits",
         ]
     facts = CardFacts(
-        title=title,
         script="run_lra.py",
         pipeline_tag="other",
         description=f"A model of type `{metrics['model_type']}` with {metrics['parameters']:,} parameters, trained "
@@ -89,8 +88,6 @@ def write_task_card(
             )
         ),
         evaluated_on=f"{metrics['eval_test_samples']:,} test examples",
-        picture="curve.png",
-        picture_title="Loss and score",
     )
     write_card(folder, facts, metrics, arguments)
 

@@ -35,9 +35,7 @@ class MaskedLMArguments:
     sparse_prediction: bool = flag(False, "Compute logits only where something is predicted; the loss stays the same.")
     full_blocks_only: bool = flag(False, "Leave out shorter blocks, for architectures that take one length alone.")
     max_train_samples: int | None = flag(None, "Train on so many blocks; by default all.")
-    max_eval_samples: int | None = flag(
-        None, f"Evaluate on so many blocks; by default on {EVALUATION_TOKENS:,} tokens at most."
-    )
+    max_eval_samples: int | None = flag(None, f"Evaluate on so many blocks, by default {EVALUATION_TOKENS:,} tokens.")
 
     def __post_init__(self):
         require_at_least(1, self, "max_train_samples", "max_eval_samples")

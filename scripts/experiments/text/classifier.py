@@ -25,10 +25,7 @@ def load_text_tokenizer(checkpoint: CheckpointArguments) -> PreTrainedTokenizerB
 
 
 def fit_text_classifier(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
-    """
-    Make a model and a tokenizer fit one another: the model takes inputs of `max_length` tokens, and the tokenizer
-    gives the inputs that the model takes and no others. Raises as [`fit_length`].
-    """
+    """Make a model take `max_length` tokens, and its tokenizer give what the model takes; raises as [`fit_length`]."""
     fit_length(model, tokenizer, max_length)
     taken = inspect.signature(model.forward).parameters
     unused = {"token_type_ids"} if getattr(model.config, "type_vocab_size", 2) < 2 else set()

@@ -4,7 +4,6 @@
 tokenized here, see `text.packing` for that.
 """
 
-import codecs
 import glob
 import hashlib
 import logging
@@ -20,7 +19,7 @@ from typing import Any, Literal
 import datasets
 from datasets.packaged_modules.text.text import TextConfig
 
-from experiments.arguments import UserError, flag, require_at_least
+from experiments.arguments import UserError, flag, one_line, require_at_least
 from experiments.loading import explained_errors
 from experiments.text.documentation import documentation_versions, iter_documentation
 from experiments.text.source import Rows, Side, TextSource, Unit, digest
@@ -41,18 +40,14 @@ _explained_errors = partial(
 class CorpusArguments:
     """Flags that say which text to read. Without any, the documentation of this Python installation is read."""
 
-    datasets: list[str] | None = flag(
-        None, "Data sets to mix, each path[:config][@revision]; the path is an id of the Hub or a local folder."
-    )
+    datasets: list[str] | None = flag(None, "Data sets to mix: ids of the Hub or folders, path[:config][@revision].")
     dataset_name: str | None = flag(None, "A single data set in place of --datasets: path or path@revision.")
     dataset_config_name: str | None = flag(None, "The configuration of --dataset_name.")
     train_file: list[str] | None = flag(None, "Local .txt, .json, .jsonl, .csv or .parquet files, or books/*.txt.")
     validation_file: list[str] | None = flag(None, "Local files to validate on in place of validation splits.")
     encoding: str = flag("utf-8", "Encoding of --train_file and --validation_file, e.g. latin-1.")
     text_column: str | None = flag(None, "The column with the text; by default `text`, or the only one of strings.")
-    probabilities: list[float] | None = flag(
-        None, "How often to draw from each of --datasets, then of --train_file; by default in proportion to the sizes."
-    )
+    probabilities: list[float] | None = flag(None, "Shares of --datasets, then --train_file; by default their sizes.")
     validation_fraction: float = flag(0.01, "Share of documents to hold out (0: none) without text to validate on.")
     document_unit: Literal["auto", "row", "blank_line", "file"] = flag(
         "auto",
@@ -79,10 +74,6 @@ class CorpusArguments:
         if not 0 <= self.validation_fraction < 1:
             raise UserError(f"--validation_fraction is {self.validation_fraction}; it must be in [0, 1).")
         require_at_least(1, self, "preprocessing_num_workers")
-        try:
-            codecs.lookup(self.encoding)
-        except LookupError as error:
-            raise UserError(f"--encoding {self.encoding} is not known; try utf-8, latin-1 or cp1252.") from error
         given = self.probabilities or []
         entries = len([*(self.datasets or []), *(self.train_file or [])]) or 1
         if len(given) not in (0, entries):
@@ -326,8 +317,8 @@ def _hash_file(path: str, encoding: str | None = None) -> str:
         with open(path, mode="r" if encoding else "rb", encoding=encoding) as file:
             while chunk := file.read(1 << 20):
                 content.update(chunk.encode() if encoding else chunk)
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not written in {encoding} ({error.reason}); name its --encoding.") from error
+    except (UnicodeDecodeError, LookupError) as error:  # of the file, or of the encoding's name
+        raise UserError(f"{path} is not written in {encoding} ({one_line(error)}); name its --encoding.") from error
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}); check its permissions.") from error
     return content.hexdigest()

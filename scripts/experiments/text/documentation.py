@@ -12,7 +12,7 @@ import sysconfig
 import warnings
 from collections.abc import Iterator
 from importlib import metadata
-from itertools import chain
+from itertools import chain, groupby
 from pathlib import Path
 from pydoc_data.topics import topics
 
@@ -114,20 +114,12 @@ def _iter_docstrings(node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.Asy
 
 def _prose_paragraphs(docstring: str) -> Iterator[str]:
     """Paragraphs of a docstring that read as English, each on one line and without markup."""
-    block: list[str] = []
-    indentation = 0
-    for line in [*_FENCED_CODE.sub("\n", docstring).split("\n"), ""]:
-        text = line.strip()
-        line_indentation = len(line) - len(line.lstrip())
-        # Text that is set further in or out belongs to something else: the entry of a list, an example.
-        if block and (not text or line_indentation != indentation):
-            paragraph = _strip_markup(" ".join(block))
-            if _is_prose(paragraph):
-                yield paragraph
-            block = []
-        if text:
-            block.append(text)
-            indentation = line_indentation
+    lines = _FENCED_CODE.sub("\n", docstring).split("\n")
+    # Text that is set further in or out belongs to something else: the entry of a list, an example.
+    for _, block in groupby(lines, lambda line: len(line) - len(line.lstrip()) if line.strip() else None):
+        paragraph = _strip_markup(" ".join(map(str.strip, block)))
+        if _is_prose(paragraph):
+            yield paragraph
 
 
 def _strip_markup(text: str) -> str:

@@ -18,7 +18,6 @@ from transformers import (
     TrainerState,
     TrainingArguments,
 )
-from transformers.trainer_utils import EvalLoopOutput
 
 from experiments.training import ExperimentTrainer
 
@@ -76,9 +75,6 @@ class MaskNumbering(TrainerCallback):
         self.collator = collator
         self._begins = True
 
-    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        self._begins = True
-
     def on_epoch_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         text = getattr(kwargs.get("train_dataloader"), "dataset", None)
         is_stream = isinstance(text, (IterableDataset, torch.utils.data.IterableDataset))
@@ -89,11 +85,7 @@ class MaskNumbering(TrainerCallback):
 
 
 def mask_once(blocks: Dataset, tokenizer: PreTrainedTokenizerBase, mlm_probability: float, seed: int) -> Dataset:
-    """
-    Mask evaluation blocks (`input_ids`) once and for all; the result, with `labels`, is cached beside them.
-
-    Every evaluation, at any batch size and of any model, then predicts the same tokens from the same inputs.
-    """
+    """Mask evaluation blocks once, with `labels`, and cache that: all models predict the same tokens at any batch."""
     return blocks.map(
         _mask_rows,
         with_indices=True,
@@ -174,7 +166,7 @@ def token_metrics(prediction: EvalPrediction) -> dict[str, float]:
     loss, correct, count = np.asarray(prediction.predictions, dtype=np.float64).sum(axis=0)
     loss /= max(count, 1)
     return {
-        "token_loss": float(loss),
+        "loss": float(loss),  # in place of the Trainer's own
         "perplexity": float(np.exp(min(loss, 700.0))),
         "accuracy": float(correct / max(count, 1)),
         "predicted_tokens": int(count),
@@ -182,17 +174,7 @@ def token_metrics(prediction: EvalPrediction) -> dict[str, float]:
 
 
 class MaskedLMTrainer(ExperimentTrainer):
-    """
-    A Trainer whose `eval_loss` is the mean over all predicted tokens. The Trainer's own is the mean over batches of
-    their means, which weighs the tokens of a batch with few of them more and depends on the batch size.
-    """
+    """A Trainer whose `eval_loss` is the mean over all predicted tokens, and not over batches of their means."""
 
     def __init__(self, **kwargs: Any):
         super().__init__(compute_metrics=token_metrics, preprocess_logits_for_metrics=sum_token_losses, **kwargs)
-
-    def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
-        output = super().evaluation_loop(*args, **kwargs)
-        metrics = output.metrics or {}
-        for name in [name for name in metrics if name.endswith("_token_loss")]:
-            metrics[name.replace("_token_loss", "_loss")] = metrics.pop(name)
-        return output

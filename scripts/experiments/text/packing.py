@@ -56,21 +56,13 @@ def pack_documents(
     content: list[int] = []
     at_boundary = False
     for tokens, ends_document in pieces:
-        start = 0
-        while start < len(tokens):
-            if at_boundary and content:
-                content.append(sep_id)
+        if tokens:
+            content += [sep_id, *tokens] if at_boundary and content else tokens
             at_boundary = False
-            end = start + capacity - len(content)
-            content += tokens[start:end]
-            start = end
-            if len(content) == capacity:
-                yield [cls_id, *content, sep_id]
-                content = []
+        while len(content) >= capacity or (content and ends_document and one_document_per_block):
+            yield [cls_id, *content[:capacity], sep_id]
+            content = content[capacity:]
         at_boundary = at_boundary or ends_document
-        if ends_document and one_document_per_block and content:
-            yield [cls_id, *content, sep_id]
-            content = []
     if content:
         yield [cls_id, *content, sep_id]
 
@@ -154,11 +146,7 @@ def _generate_shards(
 
 
 def mix_blocks(datasets: list[BlocksT], probabilities: list[float] | None = None, seed: int | None = None) -> BlocksT:
-    """
-    Put blocks of several sources together: one after the other, or drawn with `probabilities` of sum 1.
-
-    With probabilities one pass ends when every source has been read to its end; the shorter ones are repeated.
-    """
+    """Put blocks one after the other, or draw them with `probabilities` of sum 1 until all sources were read."""
     if len(datasets) == 1:
         return datasets[0]
     if probabilities is None:

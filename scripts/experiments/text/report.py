@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.model_card import CardFacts, format_scores, write_card
-from experiments.plots import plot_loss_curve
+from experiments.plots import plot_mean_curves
 from experiments.results import write_json
 from experiments.run_folder import METRICS_FILE
 from experiments.text.corpus import Corpus
@@ -34,10 +34,14 @@ def write_report(
     }
     if trainer.args.do_train:
         size = f"{metrics['parameters']:,} parameters"
-        baselines = {"unigram frequencies": metrics["unigram_loss"]}
-        plot_loss_curve(metrics["history"], folder / "loss.png", f"{metrics['model_type']}, {size}", baselines)
+        history, level = metrics["history"], metrics["unigram_loss"]
+        curves = {
+            name: [[(entry["step"], entry[key]) for entry in history if key in entry]]
+            for name, key in (("training", "loss"), ("evaluation", "eval_loss"))
+        }
+        known = {"unigram frequencies": [(0, level), (history[-1]["step"], level)]}
+        plot_mean_curves(curves, folder / "loss.png", f"{metrics['model_type']}, {size}", references=known)
         facts = CardFacts(
-            title=str(arguments.get("hub_model_id") or folder.resolve().name),
             script="pretrain_mlm.py",
             pipeline_tag="fill-mask",
             description=f"A masked language model of type `{metrics['model_type']}` with {size}, trained on "

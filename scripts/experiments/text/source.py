@@ -71,12 +71,9 @@ class TextSource:
         no other one (unless there are too few to reach `fraction`). Of a single document the end is held out. Raises a
         `UserError` if the text is a single word.
         """
-        threshold, lowest = int(fraction * 2**64), 2**64
-        for document in self._documents():
-            lowest = min(lowest, _document_hash(document))
-            if lowest < threshold:
-                break
-        threshold = max(threshold, lowest + 1)
+        threshold = int(fraction * 2**64)
+        if not any(_document_hash(document) < threshold for document in self._documents()):
+            threshold = min(map(_document_hash, self._documents())) + 1
         if all(_document_hash(document) < threshold for document in self._documents()):
             return self._split_inside(fraction)
         chosen = {side: digest(self.fingerprint, side, str(threshold)) for side in _SIDES}

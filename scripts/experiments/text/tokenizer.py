@@ -101,10 +101,7 @@ def sample_texts(
 
 
 def save_tokenizer(tokenizer: BertTokenizer, output_dir: str | Path, overwrite: bool = False) -> None:
-    """
-    Write a tokenizer so that its folder holds all of it or nothing; with `overwrite` other files there are left alone.
-    A `UserError` if the folder holds files, or cannot be written.
-    """
+    """Write a tokenizer as a whole; a `UserError` if files are there and no `overwrite`, or it cannot be written."""
     folder = Path(output_dir)
     check_output_dir(folder, overwrite)
     try:
