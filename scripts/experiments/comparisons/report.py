@@ -158,7 +158,7 @@ def _plot(name: str, table: Table, columns: Sequence[Column], outcomes: Outcomes
     for case in stage.cases:
         file = f"{name}-{case.key}.png" if len(stage.cases) > 1 else f"{name}.png"
         measured = {row: outcomes[row, case.key].metrics for row in rows if (row, case.key) in outcomes}
-        curves = {row: [curve.points(metrics) for metrics in of_row] for row, of_row in measured.items()}
+        curves = {row: [curve.points(metrics, case.minutes) for metrics in of_row] for row, of_row in measured.items()}
         title = f"{case.title}: mean {curve.title} over the seeds, with their range"
         longest = max((x for of_row in curves.values() for points in of_row for x, _ in points), default=0)
         known = {name: _look_up(next(iter(measured.values()))[0], key) for name, key in curve.baselines}

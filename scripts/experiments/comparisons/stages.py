@@ -90,10 +90,11 @@ class Curve:
     # Curves that are not run: their names, and where the metrics of the others have their values by step.
     baselines: tuple[tuple[str, str], ...] = ()
 
-    def points(self, metrics: Mapping[str, Any]) -> list[tuple[float, float]]:
-        """Of one run, in order; minutes are steps times the median of their times."""
-        scale = 1.0 if self.against == "step" else metrics.get("step_time_ms", 0.0) / 60_000
+    def points(self, metrics: Mapping[str, Any], minutes: float | None = None) -> list[tuple[float, float]]:
+        """Of one run, in order; minutes are shares of those that it was given, or steps times their median time."""
         found = {e["step"]: self.factor * e[self.key] for e in metrics["history"] if self.key in e}
+        step_minutes = minutes / max(found) if minutes and found else metrics.get("step_time_ms", 0.0) / 60_000
+        scale = 1.0 if self.against == "step" else step_minutes
         return [(scale * step, value) for step, value in sorted(found.items())]
 
 
