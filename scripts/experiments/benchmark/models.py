@@ -32,7 +32,7 @@ class Encoder:
 
 
 MODELS = {
-    "sktformer": Encoder("SKTformer", "sktformer"),
+    "sktformer": Encoder("SKTformer", "sktformer", "layer norm in the smoother, where the paper has batch norm."),
     "bert-eager": Encoder("BERT (eager)", "bert"),
     "bert-sdpa": Encoder("BERT (SDPA)", "bert", "fused attention, on CPUs without dropout alone, as in other models."),
     "modernbert": Encoder("ModernBERT", "modernbert", "three feed-forward matrices; every third layer global."),
