@@ -173,13 +173,14 @@ class SkeletonAttention(nn.Module):
         query_weight, query_bias = self.query.weight.unflatten(0, (num_heads, -1)), self.query.bias.view(num_heads, -1)
         weight, bias = torch.cat([self.value.weight, self.key.weight]), torch.cat([self.value.bias, self.key.bias])
         found: Coefficients = {}
-        maps, biases = [], []  # of what is read from a token: scores, sampled values, sampled keys
+        maps, biases, sizes = [], [], []  # of what is read from a token: scores, sampled values, sampled keys
         if landmarks is not None:
             projected = nn.functional.linear(landmarks.gather(hidden_states), weight, bias)
             values, keys = map(self._split_heads, projected.chunk(2, dim=-1))  # (B, H, k, h)
             keys = keys * self.head_dim**-0.5
             maps.append(torch.einsum("bhki,hid->bhkd", keys, query_weight).flatten(1, 2))
             biases.append(torch.einsum("bhki,hi->bhk", keys, query_bias).flatten(1))
+            sizes.append(biases[0].shape[1])
             found["landmark_values"] = values
         if self.config.use_feature_attention:
             weight, bias = (
@@ -188,11 +189,13 @@ class SkeletonAttention(nn.Module):
             )
             maps.append(weight.expand(batch_size, -1, -1))
             biases.append(bias.expand(batch_size, -1))
+            sizes += [bias.shape[0] // 2] * 2
         products = torch.baddbmm(torch.cat(biases, dim=1).unsqueeze(2), torch.cat(maps, dim=1), hidden_states.mT)
+        parts = iter(products.split(sizes, dim=1))  # at once, because each cut has a gradient of all products
         if landmarks is not None:
-            found["token_scores"] = products[:, : maps[0].shape[1]].unflatten(1, (num_heads, -1))
+            found["token_scores"] = next(parts).unflatten(1, (num_heads, -1))
         if self.config.use_feature_attention:
-            value_columns, key_columns = products[:, -maps[-1].shape[1] :].chunk(2, dim=1)  # (B, H s2, S)
+            value_columns, key_columns = parts  # (B, H s2, S)
             key_columns = sequences.scale_columns(key_columns)
             sums = (key_columns @ hidden_states).unflatten(1, (num_heads, -1))
             counts = key_columns.sum(dim=-1).unflatten(1, (num_heads, -1)).unsqueeze(-1)

@@ -45,9 +45,8 @@ class Landmarks(NamedTuple):
 
     def gather(self, states: torch.Tensor) -> torch.Tensor:
         """The states of the landmarks: `(B, S, d)` to `(B, k, d)`."""
-        if self.positions.dim() == 1:
-            return states.index_select(1, self.positions)
-        return states.gather(1, self.positions[..., None].expand(-1, -1, states.shape[-1]))
+        positions = self.positions.expand(states.shape[0], -1)
+        return states.gather(1, positions.unsqueeze(-1).expand(-1, -1, states.shape[-1]))
 
 
 def select_landmarks(landmark_order: torch.Tensor, num_landmarks: int, sequences: Sequences) -> list[Landmarks]:

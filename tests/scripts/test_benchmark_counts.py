@@ -56,6 +56,9 @@ def test_bytes_are_those_that_are_read_and_written():
     assert count(lambda table: table.index_select(0, indices), (100, 4)).other_bytes == 2 * 4 * 8 + 2 * 8
     assert count(lambda x, y: x.copy_(y), (5, 4), (5, 4)).other_bytes == 4 * 2 * 20
     assert count(lambda x: x.mul_(2), (5, 4)).other_bytes == 4 * 2 * 20
+    rows = torch.zeros(2, 4, dtype=torch.long, device="meta")
+    added = count(lambda x, y: x.scatter_add_(0, rows, y), (100, 4), (2, 4))
+    assert added.other_bytes == 3 * 4 * 8 + 8 * 8
 
 
 @pytest.mark.parametrize("length", [8, 12])

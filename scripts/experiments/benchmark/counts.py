@@ -37,8 +37,10 @@ LEGEND = (
 )
 _aten = torch.ops.aten
 _LAYER_PATTERNS = {"modernbert": 3, "reformer": 2}
-# These read as much of their first argument as they return, and these nothing of it.
+# These read as much of their first argument as they return, these read and write as much of it as of their source, in
+# place where no mode looks on, and these read nothing of it.
 _GATHERS = (_aten.gather, _aten.index, _aten.index_select, _aten.embedding)
+_ADDITIONS = (_aten.scatter_add, _aten.scatter_add_, _aten.index_add, _aten.index_add_)
 _OVERWRITES = (_aten.copy_, _aten.fill_, _aten.zero_)
 
 
@@ -90,14 +92,16 @@ class OperatorCounter(TorchDispatchMode):
         is_work = operator._schema.is_mutable or not storages.issuperset(map(_storage, written))
         if not is_work or "empty" in operator.name():
             return result
-        sizes = list(map(_num_bytes, read))
+        sizes, results = list(map(_num_bytes, read)), list(map(_num_bytes, written))
         if packet in _GATHERS:
             sizes[0] = min(sizes[0], _num_bytes(result))
+        elif packet in _ADDITIONS:
+            sizes[0] = results[0] = sizes[-1]
         elif packet in _OVERWRITES:
             sizes[0] = 0
         self.operators += 1
         where = "product_bytes" if packet in _PRODUCTS else "other_bytes"
-        vars(self)[where] += sum(sizes) + sum(map(_num_bytes, written))
+        vars(self)[where] += sum(sizes) + sum(results)
         if packet in _FORMULAS:
             self.flops += _FORMULAS[packet](*args, **(kwargs or {}), out_val=result)
         return result
