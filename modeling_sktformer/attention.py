@@ -200,7 +200,7 @@ class SkeletonAttention(nn.Module):
             sums = (key_columns @ hidden_states).unflatten(1, (num_heads, -1))
             counts = key_columns.sum(dim=-1).unflatten(1, (num_heads, -1)).unsqueeze(-1)
             scores = torch.einsum("bhsd,hid->bhsi", sums, query_weight)
-            found["feature_scores"] = torch.addcmul(scores, counts, query_bias.unsqueeze(1))
+            found["feature_scores"] = scores + counts * query_bias.unsqueeze(1)
             found["value_columns"] = value_columns.unflatten(1, (num_heads, -1))
         return found
 

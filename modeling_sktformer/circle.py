@@ -38,9 +38,9 @@ class Waves(NamedTuple):
     analysis: torch.Tensor | None  # to the spectrum's [[re, -im], [im, re]], over N: (F, 2, 2, S)
     synthesis: torch.Tensor | None  # from [re, im] to positions: (S, F, 2)
     shifts: torch.Tensor  # from [re, im] of a filter to those of its K shifted copies: (F, 2, 2, K)
-    ends: torch.Tensor  # as `synthesis`, to the P positions before a sequence and the P behind it: (B or 1, 2 P, F, 2)
-    end_tokens: torch.Tensor  # a sequence's first and last P tokens: (B or 1, 2 P)
-    end_signs: torch.Tensor  # -1, and 0 where a short sequence has no such token: (B or 1, 2 P, 1)
+    # As `-synthesis`, to the P positions before a sequence, 2 P zeros, and the P positions behind: (B or 1, 4 P, F, 2)
+    ends: torch.Tensor
+    end_tokens: torch.Tensor  # a sequence's first and last P tokens, in short ones padding: (B or 1, 2 P)
 
 
 class Circle(NamedTuple):
@@ -67,7 +67,7 @@ def choose_circle(config, batch_size: int, sequences: Sequences, dtype: torch.dt
         key=lambda candidate: min(count_multiply_adds(config, batch_size, length, candidate)),
     )
     direct, folded = count_multiply_adds(config, batch_size, length, num_positions)
-    if direct <= folded:
+    if direct <= folded or length < config.conv_kernel_size // 2:  # whose ends overlap
         return Circle(num_positions)
     return Circle(num_positions, make_waves(config.conv_kernel_size, sequences, num_positions, dtype, device))
 
@@ -125,15 +125,14 @@ def make_waves(
     if num_positions <= MAX_PRODUCT_POSITIONS:
         turned = turn(torch.arange(sequences.length, device=device))
         analysis, synthesis = turned.permute(1, 2, 3, 0).contiguous() / num_positions, turned[..., 0] * share
-    end_tokens = torch.cat([before + reach, after - reach], dim=1)
-    is_token = (end_tokens >= 0) & (end_tokens < sequences.length)
+    ends = turn(torch.cat([before, after], dim=1))[..., 0] * -share
     return Waves(
         analysis=analysis,
         synthesis=synthesis,
         shifts=turn(torch.arange(num_taps, device=device) - reach).permute(1, 2, 3, 0).contiguous(),
-        ends=turn(torch.cat([before, after], dim=1))[..., 0] * share,
-        end_tokens=end_tokens.clamp(0, sequences.length - 1),
-        end_signs=-is_token.to(dtype).unsqueeze(-1),
+        ends=torch.cat([ends[:, :reach], torch.zeros_like(ends), ends[:, reach:]], dim=1),
+        # What would be before a sequence of less than P tokens is at the end of the padding behind it.
+        end_tokens=torch.cat([before + reach, after - reach], dim=1) % sequences.length,
     )
 
 
@@ -177,9 +176,6 @@ def add_folded_stem(
     if reach == 0:
         return sums
     points = torch.einsum("befa,fabqs->befqs", waves.ends.expand(batch_size, -1, -1, -1), spectrum)
-    values = torch.einsum("befqs,sifq->bsie", points, gains).flatten(1, 2).to(dtype)  # (B, d, 2 P)
-    before, after = values.split(reach, dim=-1)
-    sides = torch.cat([nn.functional.pad(before, (0, 2 * reach)), nn.functional.pad(after, (2 * reach, 0))])
-    outside = torch.cat(nn.functional.conv1d(sides, weight.to(dtype)).chunk(2), dim=-1).mT  # (B, 2 P, d)
-    places = waves.end_tokens.unsqueeze(-1).expand(batch_size, -1, width)
-    return sums.scatter_add_(1, places, outside * waves.end_signs.to(dtype))
+    values = torch.einsum("befqs,sifq->bsie", points, gains).flatten(1, 2).to(dtype)  # (B, d, 4 P)
+    outside = nn.functional.conv1d(values, weight.to(dtype)).mT  # (B, 2 P, d), of either side's end alone
+    return sums.scatter_add_(1, waves.end_tokens.unsqueeze(-1).expand(batch_size, -1, width), outside)
