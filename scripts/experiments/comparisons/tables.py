@@ -85,14 +85,6 @@ _AUTHORSHIP = Stage(
 )
 
 
-_FORECASTING_NOTES = {
-    "exchange": (
-        "- SKTformer-unstopped: the recipe of SKTformer-best, tested at the end of its epoch. Validation rejects it "
-        "for the last value, so that it is no row that could have been chosen without the test.",
-    )
-}
-
-
 def _forecasting(task: str) -> Table:
     """Forecasters of a public series at its horizons, beside what needs no training and what was published."""
     benchmark = BENCHMARKS[task]
@@ -129,7 +121,6 @@ def _forecasting(task: str) -> Table:
         "- last value, seasonal naive: the last value or season, repeated; linear: least squares of the context with "
         "a ridge chosen on validation, the same map for every channel, as DLinear is.",
         "- Published rows: the paper's Table 2 and reprints of the others, whose test may leave out the last windows.",
-        *_FORECASTING_NOTES.get(task, ()),
     )
     return Table(f"Forecasts of {benchmark.title} compared", text, (stage,), notes)
 
