@@ -104,7 +104,9 @@ def plot_benchmark(
     curves: Mapping[str, Mapping[str, Iterable[tuple[int, float, float]]]], path: str | Path, title: str
 ) -> None:
     """
-    Draw time and peak memory of a step against the length of the inputs, both axes logarithmic, a line for each model.
+    Draw time and peak memory of a step against the length of the inputs, a line for each model.
+
+    Axes are logarithmic; values that lie close together are drawn from zero on.
 
     `curves` has for each case, a row of two panels, each model's (length in tokens, time in ms, memory in MiB).
     """
@@ -126,11 +128,17 @@ def plot_benchmark(
                     drawn = [(point[0], point[column]) for point in points if point[column] > 0]
                     if drawn:
                         axes.plot(*zip(*drawn, strict=True), ms=5, label=name, **styles[name])
-                axes.set(title=case, xlabel="tokens in an input", ylabel=label, yscale="log")
+                axes.set(title=case, xlabel="tokens in an input", ylabel=label)
                 axes.set_xscale("log", base=2)
                 axes.set_xticks(lengths, [f"{length:,}" for length in lengths], rotation=30)
-                # Powers of ten alone would leave an axis of less than a decade without a number.
-                axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+                shown = [point[column] for points in models.values() for point in points if point[column] > 0]
+                if max(shown, default=0) < 3 * min(shown, default=1):
+                    # A logarithmic axis would make much of small differences.
+                    axes.set_ylim(0, 1.1 * max(shown, default=1))
+                else:
+                    # Powers of ten alone would leave an axis of less than a decade without a number.
+                    axes.set_yscale("log")
+                    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
                 axes.yaxis.set_major_formatter("{x:,g}")
                 axes.minorticks_off()
         handles = [plt.Line2D([], [], ms=5, label=name, **styles[name]) for name in names]
