@@ -123,15 +123,16 @@ def plot_benchmark(
                 (row[0], 1, "time of a step (ms)"),
                 (row[1], 2, "peak memory of a step (MiB)"),
             ):
+                shown: list[float] = []
                 for name, points in models.items():
                     # A step too small to be measured would have no place on a logarithmic axis.
                     drawn = [(point[0], point[column]) for point in points if point[column] > 0]
                     if drawn:
                         axes.plot(*zip(*drawn, strict=True), ms=5, label=name, **styles[name])
+                        shown += [value for _, value in drawn]
                 axes.set(title=case, xlabel="tokens in an input", ylabel=label)
                 axes.set_xscale("log", base=2)
                 axes.set_xticks(lengths, [f"{length:,}" for length in lengths], rotation=30)
-                shown = [point[column] for points in models.values() for point in points if point[column] > 0]
                 if max(shown, default=0) < 3 * min(shown, default=1):
                     # A logarithmic axis would make much of small differences.
                     axes.set_ylim(0, 1.1 * max(shown, default=1))
