@@ -133,7 +133,7 @@ TABLES = {
         (replace(_PRETRAINING, runs="pretrain_variants.txt", cases=(_SHORT,)),),
     ),
     "improvements": Table(
-        "An addition to the paper's model, compared",
+        "What was tried: changes of the paper's model, compared",
         _PRETRAINING_TEXT,
         (
             replace(
