@@ -76,12 +76,17 @@ _AUTHORSHIP = Stage(
     runs="authorship.txt",
     recipes=("classification/base.yaml", "classification/long_documents.yaml"),
     data=("train_file", "validation_file", "test_file", "cache_dir"),
-    cases=(_excerpts(512, 80, batch=8), _excerpts(4096, 10, batch=2, rows=("SKTformer", "SKTformer-scratch"))),
+    cases=(
+        _excerpts(512, 80, batch=8),
+        _excerpts(4096, 10, batch=2, rows=("SKTformer", "SKTformer-best", "SKTformer-scratch")),
+    ),
     measures=tuple(
         Measure(title, f"test_{key}", "highest", ".1f", 100, baselines=((TFIDF, f"test_baselines.{TFIDF}.{key}"),))
         for title, key in (("excerpts right (%)", "accuracy"), ("books right (%)", "document_accuracy"))
     ),
     learning_rates=(1e-4, 3e-4, 1e-3),
+    search_steps=500,
+    one_rate=True,
 )
 
 
