@@ -67,6 +67,8 @@ def test_another_run_is_refused_with_what_differs(tmp_path):
             folder_state(folder, RunIdentity(now, {"max_steps": 5}))
     assert finish(tmp_path / "run", identity(seed=4), overwrite=True) == "new"
     assert json.loads((tmp_path / "run" / "run.json").read_text())["decides"]["seed"] == 4
+    # A word of the command line that is longer than the name of a file can be is no input.
+    assert check_run_folder(tmp_path / "run", identity(), overwrite=True, inputs=["hidden_size=32," * 99]) == "new"
 
 
 def test_another_precision_is_a_warning(tmp_path, caplog):
