@@ -75,10 +75,7 @@ def main() -> None:
     baselines = measure_baselines(data, texts.baseline == "tfidf")
     if job:
         job.facts["baselines"] = baselines["validation"]
-        if finished:
-            progress.upload_run(training, folder, f"Fine-tuned on {job.title}")
-        else:
-            run_job(job, folder, training, recorded_arguments(command.given))
+        run_job(job, folder, training, recorded_arguments(command.given))
         if trains:
             best = replace(checkpoint, model_name_or_path=str(best_trial(folder)), model_revision="main")
             model = load_model(command, best, data, tokenizer, new_head=False)

@@ -18,14 +18,14 @@ Every horizon is a model in a folder of its own, `horizon-N`, and goes on where 
 import sys
 from pathlib import Path
 
-from experiments.arguments import CONFIGURATION, UserError, parse_command, run_script
+from experiments.arguments import CONFIGURATION, UserError, flag_values, parse_command, run_script
 from experiments.fine_tuning import check_job, read_metrics, run_job
 from experiments.forecasting.forecasters import ForecasterArguments, ForecastingArguments
 from experiments.forecasting.jobs import check_future, fit_to_checkpoint, make_job, predict_future
 from experiments.forecasting.report import write_report
 from experiments.forecasting.windows import Scaler, SeriesArguments, read_series, split_borders
 from experiments.run_folder import recorded_arguments
-from experiments.training import announce, describe_devices, describe_recipe, prepare, upload_run
+from experiments.training import announce_run, prepare, upload_run
 
 
 ARGUMENTS = (ForecasterArguments, SeriesArguments, ForecastingArguments)
@@ -33,7 +33,7 @@ RECIPES = CONFIGURATION / "forecasting"
 
 
 def main() -> None:
-    names_file = any(word.split("=")[0] in ("--data_file", "--dataset_name") for word in sys.argv[1:])
+    names_file = {"data_file", "dataset_name"} & flag_values(sys.argv[1:]).keys()
     recipe = RECIPES / "best" / "base.yaml" if names_file else RECIPES / "base.yaml"
     command = parse_command(ARGUMENTS, __doc__, recipe, RECIPES / "quickstart.yaml")
     forecaster, arguments, training = command.groups
@@ -53,13 +53,8 @@ def main() -> None:
     measures = training.do_train or training.do_eval
     jobs = [make_job(command, arguments, series, scaler, horizon) for horizon in horizons if measures]
     finished = {job.name for job, _ in jobs if check_job(folder / job.name, job.identity, training, command.paths())}
-    notes, decay = [*command.notes, *series.notes], training.learning_rate_decay
-    announce(
-        recipe=describe_recipe(command.recipes, training) + (f", times {decay:g} after every epoch" if decay else ""),
-        series=f"{series.source}, {len(series.values):,} steps of {len(series.columns)} channels",
-        devices=describe_devices(training),
-        **({"note": " ".join(notes)} if notes else {}),
-    )
+    command.notes += series.notes
+    announce_run(command, series=f"{series.source}, {len(series.values):,} steps of {len(series.columns)} channels")
     for (job, baselines), horizon in zip(jobs, horizons, strict=False):
         if job.name in finished:
             upload_run(training, folder / job.name, f"Fine-tuned on {job.title}")

@@ -14,24 +14,26 @@ again goes on with a run that was cut short.
 """
 
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
-from experiments.arguments import CONFIGURATION, UserError, parse_command, run_script
+from experiments.arguments import CONFIGURATION, UserError, flag_values, parse_command, run_script
 from experiments.fine_tuning import check_job, read_metrics, run_job, trial_folders
 from experiments.lra.jobs import LraTrainingArguments, make_job, record_curve
 from experiments.lra.models import LraModelArguments
 from experiments.lra.report import draw_examples, write_report
 from experiments.lra.tasks import TASKS, LraArguments, load_parts
 from experiments.run_folder import recorded_arguments
-from experiments.training import announce_run, prepare, upload_run
+from experiments.training import announce_run, prepare
 
 
 ARGUMENTS = (LraModelArguments, LraArguments, LraTrainingArguments)
 
 
 def main() -> None:
-    command = parse_command(ARGUMENTS, __doc__, CONFIGURATION / "lra" / f"{named_task(sys.argv[1:])}.yaml")
+    # The task on the command line, whose recipe is read where none is named.
+    named = flag_values(sys.argv[1:]).get("task_name")
+    recipe = CONFIGURATION / "lra" / f"{named if named in TASKS else 'listops'}.yaml"
+    command = parse_command(ARGUMENTS, __doc__, recipe)
     model, arguments, training = command.groups
     task = TASKS[arguments.task_name]
     if "output_dir" not in command.given:
@@ -45,12 +47,9 @@ def main() -> None:
     with training.main_process_first(local=False):  # data that have to be made are made once
         parts = load_parts(arguments)
     job = make_job(command, parts)
-    finished = check_job(folder, job.identity, training, command.paths())
+    check_job(folder, job.identity, training, command.paths())
     announce_run(command)
-    if finished:
-        upload_run(training, folder, f"Fine-tuned on {job.title}")
-    else:
-        run_job(job, folder, training, recorded_arguments(command.given))
+    run_job(job, folder, training, recorded_arguments(command.given))
     if training.should_save:
         if arguments.draw_examples:
             draw_examples(parts["train"], task, folder / "examples.png")
@@ -58,13 +57,6 @@ def main() -> None:
             record_curve(trial)
         if training.mask_probability is None:
             print(write_report(folder, task, read_metrics(folder)))
-
-
-def named_task(argv: Sequence[str]) -> str:
-    """The task on a command line, whose recipe is read where none is named."""
-    words = [word for part in argv for word in part.split("=", 1)]
-    named = words[words.index("--task_name") + 1] if "--task_name" in words[:-1] else "listops"
-    return named if named in TASKS else "listops"
 
 
 if __name__ == "__main__":

@@ -14,7 +14,8 @@ import errno
 import json
 import math
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn, cast
@@ -22,6 +23,7 @@ from typing import Any, NoReturn, cast
 import torch
 import yaml
 from transformers import HfArgumentParser
+from transformers.utils import logging as transformers_logging
 
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -155,7 +157,7 @@ def parse_command(
         if unknown := sorted(set(recipe) - names):
             raise UserError(f"{path}: no such flag: {', '.join(unknown)}. See --help for the flags.")
         merged = _without_rivals(merged, path, recipe) | recipe
-    typed = _flag_values(flags)
+    typed = flag_values(flags)
     merged, notes = _without_rivals(merged, "The command line", typed), []
     for key in () if torch.accelerator.is_available() else _PRECISIONS:
         if merged.pop(key, False) and key not in typed:
@@ -188,8 +190,8 @@ def recipe_to_flags(recipe: dict[str, Any]) -> list[str]:
     return flags
 
 
-def _flag_values(flags: Sequence[str]) -> dict[str, str | None]:
-    """The flags of a command line with their first value, if they have one."""
+def flag_values(flags: Sequence[str]) -> dict[str, str | None]:
+    """The flags of a command line with their (first) value, if they have one; the last of a repeated flag's."""
     values: dict[str, str | None] = {}
     for flag, following in zip(flags, [*flags[1:], "--"], strict=False):
         if flag.startswith("--"):
@@ -213,6 +215,25 @@ def _without_rivals(earlier: dict[str, Any], name: str, source: dict[str, Any]) 
 def one_line(error: BaseException) -> str:
     """The message of a library's error without its line breaks, to put into a `UserError`."""
     return " ".join(str(error).split())
+
+
+@contextmanager
+def explained(what: str, quiet: bool = False) -> Iterator[None]:
+    """
+    Say in one line what a library refuses; `quiet` keeps transformers from listing weights of heads meanwhile, which
+    are checked here.
+    """
+    verbosity = transformers_logging.get_verbosity()
+    if quiet:
+        transformers_logging.set_verbosity_error()
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:  # of all kinds, from what others have written or saved
+        raise UserError(f"{what}: {one_line(error)}") from error
+    finally:
+        transformers_logging.set_verbosity(verbosity)
 
 
 def run_script(main: Callable[[], None]) -> None:

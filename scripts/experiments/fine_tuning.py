@@ -178,6 +178,9 @@ def plan_trials(folder: Path, training: FineTuningArguments, decides: dict[str, 
     planned: dict[str, dict[str, Any]] = {"": {"seed": seed}}
     if (training.search or training.seeds > 1) and not training.do_train:
         raise UserError("--search and --seeds are for training; leave them out, or add --do_train.")
+    if training.do_train and training.load_best_model_at_end and training.eval_strategy == IntervalStrategy.NO:
+        remedy = "add --eval_strategy, or --load_best_model_at_end false"
+        raise UserError(f"--load_best_model_at_end needs evaluations while training; {remedy}.")
     if training.search:
         grid = itertools.product(training.search_epochs, training.search_learning_rates, training.search_batch_sizes)
         names = "epochs-{:g}-rate-{:g}-batch-{}"
@@ -220,12 +223,16 @@ def check_job(
 def run_job(job: Job, folder: Path, training: FineTuningArguments, started: dict[str, Any]) -> dict[str, Any]:
     """
     Run all trials of a job that are not finished in a folder that [`check_job`] has let pass; gives the job's metrics.
+    A job that is finished is only pushed, if --push_to_hub says so.
 
     `started` is recorded: the arguments as a recipe that gives the job again. Raises a `UserError` if another process
     is at work in the folder, or training diverges.
     """
     trials = plan_trials(folder, training, job.identity)
     is_one = trials[0].folder == folder
+    if check_job(folder, job.identity, training):
+        progress.upload_run(training, folder, f"Fine-tuned on {job.title}")
+        return read_metrics(folder)
     PartialState().wait_for_everyone()  # until all have looked at what is there
     if not is_one and not training.overwrite and training.should_save:
         (folder / METRICS_FILE).unlink(missing_ok=True)  # a summary of fewer trials

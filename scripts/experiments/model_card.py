@@ -1,5 +1,6 @@
 """Model cards for checkpoints that the scripts train."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,10 +42,7 @@ With `scripts/{script}` of SKTformer and these arguments; those that name places
 {arguments}```
 """
 # Arguments that name places of the machine the model was trained on, or are nobody's business.
-_LOCAL = (
-    *("_dir", "_file", "_name_or_path", "_checkpoint", "tokenizer_name", "config_name", "datasets"),
-    *("hub_", "run_name"),
-)
+_LOCAL = re.compile(r"hub_.*|.*(_dir|_file|_name_or_path|_checkpoint)|tokenizer_name|config_name|datasets|run_name")
 _PIPELINE = "from transformers import pipeline\n\n"
 _USES = {
     "fill-mask": _PIPELINE
@@ -115,7 +113,7 @@ def write_card(folder: str | Path, facts: CardFacts, metrics: Mapping[str, Any],
             for name, value in facts.scores.items()
         ],
     )
-    portable = {name: value for name, value in arguments.items() if not any(part in name for part in _LOCAL)}
+    portable = {name: value for name, value in arguments.items() if not _LOCAL.fullmatch(name)}
     remote = ", trust_remote_code=True" if model_type == "sktformer" else ""
     content = _CARD.format(
         title=title,

@@ -4,8 +4,7 @@ import hashlib
 import importlib.util
 import json
 import logging
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import MISSING, dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -22,10 +21,9 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 from transformers.utils import cached_file, find_adapter_config_file
-from transformers.utils import logging as transformers_logging
 
 from experiments.architectures import build_comparable_config, explain_failure, length_fields, longest_input
-from experiments.arguments import UserError, flag, one_line, require_at_least
+from experiments.arguments import UserError, explained, flag, one_line, require_at_least
 from modeling_sktformer import SKTformerConfig, available_presets, load_preset
 
 
@@ -116,7 +114,7 @@ def build_config(
     """
     config = _named_config(arguments)
     fields = {"vocab_size": vocab_size, "max_position_embeddings": max_length, "pad_token_id": pad_token_id}
-    with _explained("No model can be made from these sizes"):
+    with explained("No model can be made from these sizes"):
         sizes = config
         if arguments.model_type not in (None, config.model_type):
             # Dropout, for example, has other names there: what is set here is taken over as the sizes are.
@@ -148,11 +146,11 @@ def build_masked_lm(
         for name in vars(config):
             if name.endswith("_token_id") and getattr(tokenizer, name, None) is not None:
                 setattr(config, name, getattr(tokenizer, name))
-        with _explained("No model can be made from these sizes"):
+        with explained("No model can be made from these sizes"):
             model = AutoModelForMaskedLM.from_config(config)
     else:
         what = f"The checkpoint {arguments.model_name_or_path}"
-        with _explained(f"{what} cannot be loaded as a masked-LM model"):
+        with explained(f"{what} cannot be loaded as a masked-LM model"):
             config = _load_config(arguments, MODEL_FOR_MASKED_LM_MAPPING, "masked-LM")
             model, info = AutoModelForMaskedLM.from_pretrained(
                 arguments.model_name_or_path, config=config, output_loading_info=True, **arguments.hub_options
@@ -196,7 +194,7 @@ def load_tokenizer(
     nothing = UserError(f"The checkpoint {name} holds no tokenizer; save one beside it or give --tokenizer_name.")
     if Path(name).is_dir() and not _find_files(name, _TOKENIZER_FILES):
         raise nothing
-    with _explained(f"The tokenizer {name} cannot be loaded"):
+    with explained(f"The tokenizer {name} cannot be loaded"):
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code, revision=revision)
     # Where there are no files it is made from the model's type, with special tokens alone.
     if len(tokenizer) <= len(set(tokenizer.all_special_ids)) + 1:
@@ -248,7 +246,7 @@ def load_classifier(
     """
     name = arguments.model_name_or_path
     what = f"The checkpoint {name}"
-    with _explained(f"{what} cannot be loaded as a classification model", quiet=True):
+    with explained(f"{what} cannot be loaded as a classification model", quiet=True):
         if find_adapter_config_file(name, revision=arguments.model_revision) is not None:
             if new_head:
                 raise UserError(f"{what} is an adapter: merge it into its checkpoint to train on, and save that.")
@@ -314,7 +312,7 @@ def add_lora(model: PreTrainedModel, arguments: LoraArguments, revision: str = "
 def load_trained_config(arguments: CheckpointArguments) -> PreTrainedConfig:
     """The configuration of a fine-tuned checkpoint, of an adapter its model's; a `UserError` if there is none."""
     name, revision = arguments.model_name_or_path, arguments.model_revision
-    with _explained(f"The checkpoint {name} cannot be loaded"):
+    with explained(f"The checkpoint {name} cannot be loaded"):
         if find_adapter_config_file(name, revision=revision) is None:
             return AutoConfig.from_pretrained(name, **arguments.hub_options)
         return AutoConfig.from_pretrained(str(cached_file(name, _ADAPTED_CONFIG, revision=revision)))
@@ -348,22 +346,6 @@ def _check_labels(trained: Sequence[Any], labels: Sequence[str], what: str) -> N
     if not same and (len(trained) != max(1, len(labels)) or (labels and named)):
         classes = f"{', '.join(map(str, trained))}, and the task's classes are {', '.join(labels) or 'none'}"
         raise UserError(f"{what} answers with {classes}: it was fine-tuned on another task, or in another order.")
-
-
-@contextmanager
-def _explained(what: str, quiet: bool = False) -> Iterator[None]:
-    """Say in one line what a library refuses, and keep it from listing weights of heads that are checked here."""
-    verbosity = transformers_logging.get_verbosity()
-    if quiet:
-        transformers_logging.set_verbosity_error()
-    try:
-        yield
-    except UserError:
-        raise
-    except Exception as error:  # of all kinds, from what others have saved
-        raise UserError(f"{what}: {one_line(error)}") from error
-    finally:
-        transformers_logging.set_verbosity(verbosity)
 
 
 def _find_files(folder: str, patterns: Sequence[str]) -> list[Path]:
@@ -422,5 +404,5 @@ def override_fields(config: PreTrainedConfig, overrides: str | None) -> None:
         if "=" not in override or not hasattr(config, override.split("=")[0]):
             kind = type(config).__name__
             raise UserError(f"--config_overrides: `{override}` is not field=value with a field of {kind}.")
-        with _explained(f"--config_overrides: `{override}` cannot be set"):
+        with explained(f"--config_overrides: `{override}` cannot be set"):
             config.update_from_string(override)

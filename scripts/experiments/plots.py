@@ -93,8 +93,10 @@ def plot_task_scores(
         for number, (name, scores) in enumerate(rows.items()):
             offset = 0.6 * (number - (len(rows) - 1) / 2) / len(rows)
             places = [n + offset for n, task in enumerate(tasks) if task in scores]
-            deviations = [spreads.get(name, {}).get(task, 0.0) for task in scores]
-            axes.errorbar(places, list(scores.values()), yerr=deviations, fmt="os^Dv<>"[number % 7], ms=6, label=name)
+            known = [task for task in tasks if task in scores]
+            deviations = [spreads.get(name, {}).get(task, 0.0) for task in known]
+            values, marker = [scores[task] for task in known], "os^Dv<>"[number % 7]
+            axes.errorbar(places, values, yerr=deviations, fmt=marker, ms=6, label=name)
         axes.set_xticks(range(len(tasks)), tasks)
         axes.set_ylabel(label)
         axes.legend(frameon=False, fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5))

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from experiments.arguments import ROOT, UserError
+from experiments.arguments import ROOT, UserError, flag_values
 from experiments.run_folder import METRICS_FILE
 
 
@@ -52,7 +52,7 @@ def read_runs(path: str | Path) -> dict[str, tuple[str, ...]]:
     named: dict[str, tuple[str, ...]] = {}
     for number, line in enumerate(lines, start=1):
         arguments = shlex.split(line, comments=True)
-        name = arguments[arguments.index("--run_name") + 1] if "--run_name" in arguments[:-1] else None
+        name = flag_values(arguments).get("run_name")
         if arguments and (name is None or name in named):
             raise UserError(f"{path}, line {number}: every run needs a --run_name of its own.")
         if name is not None:

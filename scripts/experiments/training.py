@@ -21,7 +21,7 @@ from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainingArgu
 from transformers.integrations import get_reporting_integration_callbacks
 from transformers.trainer_utils import EvalLoopOutput, HubStrategy
 
-from experiments.arguments import ROOT, Command, UserError, flag, one_line, require_at_least
+from experiments.arguments import ROOT, Command, UserError, explained, flag, one_line, require_at_least
 from experiments.run_folder import ARGUMENTS_FILE, RUN_FILE, RunIdentity, claim_run_folder
 
 
@@ -162,6 +162,8 @@ def describe_recipe(recipes: list[str], training: TrainingArguments) -> str:
     """Words for [`announce`]: the recipes, and the values that matter most."""
     names = ", ".join(path.removeprefix(f"{ROOT}/") for path in recipes) or "no recipe"
     schedule = getattr(training.lr_scheduler_type, "value", training.lr_scheduler_type)
+    if decay := getattr(training, "learning_rate_decay", None):  # a forecaster's
+        schedule = f"times {decay:g} after every epoch"
     return f"{names}; learning rate {training.learning_rate:g} ({schedule}), seed {training.seed}"
 
 
@@ -281,11 +283,9 @@ def _check_values(training: RunArguments) -> None:
 
 def _check_trackers(training: TrainingArguments) -> None:
     """Find out now, and not after the data has been read, that a tracker is not installed."""
-    try:
+    with explained(f"--report_to {training.report_to}"):
         for callback in get_reporting_integration_callbacks(training.report_to):
             callback()
-    except (ImportError, RuntimeError, ValueError, AssertionError) as error:
-        raise UserError(f"--report_to {training.report_to}: {one_line(error)}") from error
 
 
 def _check_upload(training: TrainingArguments, given: dict[str, Any]) -> None:
@@ -294,10 +294,8 @@ def _check_upload(training: TrainingArguments, given: dict[str, Any]) -> None:
         what = f"--hub_strategy {HubStrategy(training.hub_strategy).value} uploads a folder as it is"
         raise UserError(f"{what}, with paths of this machine; leave it out: a finished run is uploaded.")
     training.hub_strategy = HubStrategy.END
-    try:
+    with explained("--push_to_hub cannot reach the Hub as a user"):
         whoami(token=training.hub_token)
-    except OSError as error:  # those of the Hub are of its kind
-        raise UserError(f"--push_to_hub cannot reach the Hub as a user: {one_line(error)}") from error
 
 
 def _check_processes(training: TrainingArguments) -> None:

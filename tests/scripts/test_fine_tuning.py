@@ -228,6 +228,8 @@ def test_arguments_that_cannot_be_meant_are_explained(tmp_path, values, message)
 def test_several_trials_are_of_training(tmp_path):
     with pytest.raises(UserError, match="--search and --seeds are for training"):
         run(tmp_path / "run", do_train=False, seeds=2)
+    with pytest.raises(UserError, match="--load_best_model_at_end needs evaluations"):
+        run(tmp_path / "run", load_best_model_at_end=True, save_strategy="no")
     with pytest.raises(UserError, match="--global_batch_size 6 is not a multiple of 4"):
         run(tmp_path / "run", search=True, max_steps=-1, search_batch_sizes=[4, 6])
     assert not (tmp_path / "run").exists()

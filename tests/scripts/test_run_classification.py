@@ -204,6 +204,11 @@ def test_excerpts_of_novels_are_counted_by_document(run, files):
     assert results["test, this model"]["document_accuracy"] == right / 3
     assert "document_accuracy" in results["test, TF-IDF"]
     assert AutoConfig.from_pretrained(folder).max_position_embeddings == 32
+    # The card leaves out what names a place, and nothing that only sounds like it.
+    card = (folder / "README.md").read_text()
+    assert "label_from_file_name: ^([^_]+)_" in card
+    assert "train_file" not in card
+    assert str(files) not in card
 
 
 def test_several_labels_and_numbers_are_predicted(run, files, tmp_path):

@@ -57,7 +57,7 @@ class TextArguments:
     baseline: Literal["tfidf"] | None = flag(None, "tfidf: measure a linear model of words and pairs of words, too.")
 
     def __post_init__(self) -> None:
-        if bool(self.inputs()) == bool(self.dataset_name):
+        if any((self.train_file, self.validation_file, self.test_file)) == bool(self.dataset_name):
             raise UserError("Give the texts either by --train_file (and the like) or by --dataset_name.")
         require_at_least(8, self, "max_seq_length", "excerpt_length")
         limits = ("max_train_samples", "max_eval_samples", "max_predict_samples")
@@ -75,10 +75,6 @@ class TextArguments:
                 raise UserError(f"--label_from_file_name {self.label_from_file_name} has no (group) for the label.")
         except re.error as error:
             raise UserError(f"--label_from_file_name is no regular expression: {one_line(error)}.") from error
-
-    def inputs(self) -> list[str]:
-        """The files and patterns that are read."""
-        return [*(self.train_file or []), *(self.validation_file or []), *(self.test_file or [])]
 
 
 @dataclass

@@ -1,7 +1,6 @@
 """The tables of Long Range Arena: the tasks, learning curves, noise, the paper's analyses and self-pretraining."""
 
 from dataclasses import replace
-from typing import Any
 
 from experiments.comparisons.stages import Case, Curve, Measure, Stage, Table
 from experiments.lra.published import CURVE_STEPS, NOISES, ROWS, TASK_NAMES
@@ -103,17 +102,12 @@ def _self_pretraining(task: str) -> Table:
     return _table(task, "masked self-pretraining on its own training inputs", *stages)
 
 
-def _make_tables() -> dict[str, Table]:
-    tables: dict[str, Any] = {"lra_curves_image_1000": _curves("image", 1000), "lra_noise": _noise()}
-    for task in TASK_NAMES:
-        tables |= {
-            f"lra_{task}": _whole(task),
-            f"lra_curves_{task}": _curves(task, 5000),
-            f"lra_impact_{task}": _analysis(task, "impact", "r, s1 and s2"),
-            f"lra_ablation_{task}": _analysis(task, "ablation", "without a part"),
-            f"lra_self_pretraining_{task}": _self_pretraining(task),
-        }
-    return tables
-
-
-TABLES = _make_tables()
+TABLES = {"lra_curves_image_1000": _curves("image", 1000), "lra_noise": _noise()}
+for _task in TASK_NAMES:
+    TABLES |= {
+        f"lra_{_task}": _whole(_task),
+        f"lra_curves_{_task}": _curves(_task, 5000),
+        f"lra_impact_{_task}": _analysis(_task, "impact", "r, s1 and s2"),
+        f"lra_ablation_{_task}": _analysis(_task, "ablation", "without a part"),
+        f"lra_self_pretraining_{_task}": _self_pretraining(_task),
+    }

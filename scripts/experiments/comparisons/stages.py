@@ -7,7 +7,15 @@ from dataclasses import MISSING, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from experiments.arguments import CONFIGURATION, UserError, flag, load_recipe, recipe_to_flags, require_at_least
+from experiments.arguments import (
+    CONFIGURATION,
+    UserError,
+    flag,
+    flag_values,
+    load_recipe,
+    recipe_to_flags,
+    require_at_least,
+)
 from experiments.results import read_json
 from experiments.run_folder import METRICS_FILE
 from experiments.runs import Run, choose_launcher, execute_runs, read_runs
@@ -155,12 +163,13 @@ Outcomes: TypeAlias = dict[tuple[str, str], Outcome]
 
 def start_of(row: Sequence[str]) -> str:
     """The checkpoint that a row starts from."""
-    return row[row.index("--model_name_or_path") + 1] if "--model_name_or_path" in row[:-1] else ""
+    return flag_values(row).get("model_name_or_path") or ""
 
 
 def own_rate(row: Sequence[str]) -> tuple[float, ...]:
     """The learning rate that a row says itself, if it does."""
-    return (float(row[row.index("--learning_rate") + 1]),) if "--learning_rate" in row[:-1] else ()
+    rate = flag_values(row).get("learning_rate")
+    return (float(rate),) if rate else ()
 
 
 def run_stages(stages: Sequence[Stage], given: Mapping[str, Any], arguments: ComparisonArguments) -> list[Outcomes]:
@@ -218,7 +227,8 @@ class _StageRuns:
             for name, case in cells
             if case.minutes
         }
-        self.execute(timed.values(), f"{self.stage.folder}, times of steps")
+        if timed:
+            self.execute(timed.values(), f"{self.stage.folder}, times of steps")
         runs: dict[tuple[str, str, int], Run] = {}
         for seed, (name, case) in itertools.product(self.arguments.seeds, cells):
             rate = outcomes[name, case.key].rate

@@ -20,7 +20,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from experiments.arguments import UserError, flag, one_line
+from experiments.arguments import UserError, explained, flag
 from experiments.fine_tuning import FineTuningArguments, FineTuningTrainer
 from experiments.models import SizedModelArguments, override_fields
 from modeling_sktformer import SKTformerConfig, SKTformerForPrediction
@@ -73,10 +73,8 @@ def load_config(arguments: ForecasterArguments) -> PreTrainedConfig:
         UserError: if it cannot be had, or is of no forecaster.
     """
     name = arguments.model_name_or_path
-    try:
+    with explained(f"The checkpoint {name} cannot be loaded"):
         config = AutoConfig.from_pretrained(str(name), trust_remote_code=arguments.trust_remote_code)
-    except (OSError, ValueError) as error:
-        raise UserError(f"The checkpoint {name} cannot be loaded: {one_line(error)}") from error
     lacking = [n for n in ("context_length", "prediction_length", "num_input_channels") if not hasattr(config, n)]
     if lacking or not str((config.architectures or [""])[0]).endswith("ForPrediction"):
         raise UserError(f"The checkpoint {name} is no forecaster, but a {(config.architectures or ['model'])[0]}.")
@@ -107,13 +105,11 @@ def build_forecaster(
         known = _PEERS.get(config.model_type)
         model_class: Any = known[1] if known else AutoModelForTimeSeriesPrediction
         options = {} if known else {"trust_remote_code": arguments.trust_remote_code}
-        try:
+        with explained(f"The checkpoint {name} cannot be loaded"):
             return model_class.from_pretrained(name, **options)
-        except (OSError, ValueError, RuntimeError) as error:
-            raise UserError(f"The checkpoint {name} cannot be loaded: {one_line(error)}") from error
     config_class, model_class, names = _PEERS[arguments.model_type]
     fields = arguments.fields()
-    try:
+    with explained(f"No {arguments.model_type} can be made of these fields"):
         if arguments.model_type == "sktformer":
             config = config_class(**{"landmark_seed": torch.initial_seed() % 2**31, **fields}, **lengths)
         else:
@@ -124,10 +120,6 @@ def build_forecaster(
                 raise UserError(f"--config_overrides: {override} has a flag of its own; leave it out.")
         override_fields(config, arguments.config_overrides)
         return model_class(config)
-    except UserError:
-        raise
-    except Exception as error:  # of all kinds, from configurations that others have written
-        raise UserError(f"No {arguments.model_type} can be made of these fields: {one_line(error)}") from error
 
 
 def model_inputs(model: PreTrainedModel, window: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

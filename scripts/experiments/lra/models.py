@@ -16,7 +16,7 @@ from transformers import (
 from transformers.modeling_outputs import SequenceClassifierOutput
 
 from experiments.architectures import build_comparable_config, length_fields, longest_input
-from experiments.arguments import UserError, flag, one_line
+from experiments.arguments import UserError, explained, flag
 from experiments.lra.examples import PAD
 from experiments.lra.tasks import Task
 from experiments.models import SizedModelArguments, known_overrides, override_fields
@@ -114,7 +114,7 @@ def build_config(
     """
     fields = {"vocab_size": vocab_size(task), "pad_token_id": PAD, **_label_fields(task)}
     own, overrides = {"landmark_seed": seed % 2**31, **arguments.fields()}, arguments.config_overrides
-    try:
+    with explained(f"No {arguments.model_type} can be made of these fields"):
         sizes: PreTrainedConfig = SKTformerConfig(**own, **fields)
         override_fields(sizes, known_overrides(sizes, overrides))
         if is_masked_lm and arguments.masked_dropout is not None:
@@ -131,10 +131,6 @@ def build_config(
         config.update(length)
         override_fields(config, known_overrides(config, overrides, taken_by=sizes))
         return config
-    except UserError:
-        raise
-    except Exception as error:  # of all kinds, from configurations that others have written
-        raise UserError(f"No {arguments.model_type} can be made of these fields: {one_line(error)}") from error
 
 
 def build_model(
@@ -147,16 +143,11 @@ def build_model(
         UserError: if it cannot be made or loaded, or was made for other inputs.
     """
     name = arguments.model_name_or_path
-    try:
+    with explained(f"The model {name} cannot be loaded" if name else f"No {arguments.model_type} can be made"):
         if not name:
             config = build_config(arguments, task, max_length, is_padded, seed, is_masked_lm)
             return AutoModelForMaskedLM.from_config(config) if is_masked_lm else _class_for(config, task)(config)
         model = _load_model(arguments, task, is_masked_lm)
-    except (OSError, ValueError, RuntimeError) as error:
-        if isinstance(error, UserError):
-            raise
-        what = f"The model {name} cannot be loaded" if name else f"No {arguments.model_type} can be made"
-        raise UserError(f"{what}: {one_line(error)}") from error
     if (longest := longest_input(model) or max_length) < max_length:
         raise UserError(f"The model {name} takes {longest} tokens, not {max_length}; give --max_seq_length {longest}.")
     return model
