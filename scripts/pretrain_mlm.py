@@ -144,7 +144,7 @@ def train(
         "parameters": model.num_parameters(),
         "model_type": model.config.model_type,
         "seed": training.seed,
-        "environment": describe_environment(),
+        "environment": describe_environment(training.device.type),
         "history": [entry for entry in trainer.history() if "loss" in entry or "eval_loss" in entry],
     }
     logger.info("\nMasked words of the evaluation text:")

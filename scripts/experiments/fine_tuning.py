@@ -320,7 +320,7 @@ def run_trial(job: Job, trial: Trial, arguments: dict[str, Any], announces: bool
             "seconds": time.perf_counter() - start,
             "model_type": model.config.model_type,
             "parameters": model.num_parameters(),
-            "environment": describe_environment(),
+            "environment": describe_environment(args.device.type),
             "history": trainer.history(),
         }
         for name, metrics in (("train", trained), ("eval", measured), ("all", trained | measured)):

@@ -90,14 +90,17 @@ def command_line() -> str:
     return re.sub(r"(--hub_token[ =])\S+", r"\1$HF_TOKEN", command)  # nobody's business
 
 
-def describe_environment() -> dict[str, Any]:
-    """Versions, device and the project's commit: what a result has to be read with."""
+def describe_environment(device: str | None = None) -> dict[str, Any]:
+    """
+    Versions, device and the project's commit: what a result has to be read with. `device` is the type of what it was
+    made on, by default the best that there is.
+    """
     packages = ("torch", "transformers", "datasets", "accelerate", "tokenizers")
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else _processor_name()
+    on_gpu = torch.cuda.is_available() if device is None else device == "cuda"
     return {
         "python": platform.python_version(),
         **{package: version(package) for package in packages},
-        "device": device,
+        "device": torch.cuda.get_device_name() if on_gpu else _processor_name(),
         "threads": torch.get_num_threads(),
         "commit": _commit(),
         **{name: os.environ[name] for name in sorted(os.environ) if name.startswith(_ALLOCATOR_VARIABLES)},

@@ -143,3 +143,10 @@ def test_results_name_the_settings_of_the_allocator(monkeypatch):
     assert origin.startswith("Written by the command below at abc, def: ")
     assert "thread(s), MALLOC_TRIM_THRESHOLD_=1." in origin
     assert "```bash\npython scripts/benchmark.py --x\n```" in origin
+
+
+def test_results_name_the_device_they_were_made_on(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
+    assert describe_environment()["device"] == describe_environment("cuda")["device"] == "a GPU"
+    assert describe_environment("cpu")["device"].endswith("cores)")

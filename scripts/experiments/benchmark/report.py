@@ -59,7 +59,7 @@ def open_section(flags: Mapping[str, Any], path: Path, merge: bool) -> dict[str,
     `flags` are all flags, and `comparison`, one of [`COMPARISONS`]. Raises a `UserError` if the file holds sections of
     other settings and `merge` does not ask to keep them.
     """
-    environment = describe_environment()
+    environment = describe_environment(flags["device"])
     section = {
         "key": {name: flags[name] for name in _SETTINGS},
         "plan": {name: value for name, value in flags.items() if name not in _FREE_FLAGS},
