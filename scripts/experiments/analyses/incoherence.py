@@ -103,8 +103,8 @@ def _measure(run: Run, arguments: IncoherenceArguments) -> dict[str, np.ndarray]
     batches = DataLoader(test, batch_size=8, collate_fn=collate)  # type: ignore[arg-type]
     for batch in tqdm(batches, f"{of_task.task_name}, incoherence", disable=None):
         for layer, stages in enumerate(smoother_inputs(model, batch), start=1):
-            for stage, matrices in zip(STAGES, stages, strict=True):
-                for rank in arguments.ranks:
+            for rank in arguments.ranks:
+                for stage, matrices in zip(STAGES, stages, strict=True):
                     found = [float(incoherence(matrix, rank)) for matrix in matrices if len(matrix) >= rank]
                     values.setdefault(f"layer {layer}, rank {rank}, {stage}", []).extend(found)
     if min(map(len, values.values())) < 2:
