@@ -10,7 +10,7 @@ import pytest
 import torch
 import yaml
 
-from experiments.arguments import UserError, parse_args, parse_command, run_script
+from experiments.arguments import UserError, flag_values, parse_args, parse_command, run_script
 
 
 @dataclass
@@ -167,3 +167,9 @@ def test_mistakes_end_a_script_with_one_line(capsys, error, status, message):
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1
     assert message in lines[0]
+
+
+def test_the_last_of_a_repeated_flag_counts(tmp_path):
+    flags = ["--rate", "0.1", "--names", "a", "b", "--mode=x", "--rate=0.2"]
+    assert flag_values(flags) == {"rate": "0.2", "names": "a", "mode": "x"}
+    assert parse(tmp_path, [], *flags).rate == 0.2
