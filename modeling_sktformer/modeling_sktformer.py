@@ -314,8 +314,9 @@ class SKTformerPreTrainedModel(PreTrainedModel):
             if "ignore_mismatched_sizes" not in str(error):
                 raise
             raise RuntimeError(
-                f"{error} A checkpoint is loaded with the length that it was made for: leave out "
-                "`max_position_embeddings` and call `model.resize_position_embeddings(...)`: it keeps what was learnt."
+                f"{error} If it is the length that differs, leave out `max_position_embeddings` and call "
+                "`model.resize_position_embeddings(...)`, which keeps what was learnt; if it is the number of labels, "
+                "`ignore_mismatched_sizes=True` begins with a new head."
             ) from error
 
     def save_pretrained(self, save_directory: str | os.PathLike, *args, **kwargs):
@@ -337,7 +338,7 @@ class SKTformerPreTrainedModel(PreTrainedModel):
     def _check_keywords(self, keywords: Iterable[str]) -> None:
         known = SKTformerKwargs.__annotations__
         for keyword in set(keywords) - set(known):
-            expected = [*inspect.signature(type(self).forward).parameters, *known]
+            expected = [*inspect.signature(type(self).forward).parameters, "labels", *known]
             similar = difflib.get_close_matches(keyword, expected, n=1)
             hint = f"; did you mean `{similar[0]}`?" if similar else "."
             raise TypeError(f"SKTformer takes no keyword `{keyword}`{hint}")
@@ -508,11 +509,12 @@ class SKTformerModel(SKTformerPreTrainedModel):
         batch_size, length = shape
         sequences = Sequences.from_mask(length, None if places is None else places.token_mask, self.dtype)
         chosen = select_landmarks(self.encoder.landmark_order, self.config.num_landmark_tokens, sequences)
-        if places is None:
-            return tuple(positions.expand(batch_size, -1) for positions, _ in chosen)
-        return tuple(
-            places.places.gather(1, positions).masked_fill(~cast(torch.Tensor, mask), -1) for positions, mask in chosen
-        )
+        found = []
+        for positions, mask in chosen:
+            positions = positions.expand(batch_size, -1)
+            places_of = positions if places is None else places.places.gather(1, positions)
+            found.append(places_of if mask is None else places_of.masked_fill(~mask, -1))
+        return tuple(found)
 
     def _check_inputs(self, shape: torch.Size, attention_mask: torch.Tensor | None) -> None:
         length, longest = shape[1], self.config.max_position_embeddings
@@ -585,8 +587,9 @@ class SKTformerHeadModel(SKTformerPreTrainedModel):
             batch_size = cast(torch.Tensor, input_ids if inputs_embeds is None else inputs_embeds).shape[0]
             hidden_states = hidden_states.unflatten(0, (batch_size, -1))
         if self.can_be_sparse and self.config.sparse_prediction and self.training and labels is not None:
-            labelled = labels != IGNORE_INDEX
-            hidden_states, labels = hidden_states[labelled], labels[labelled]
+            labelled = (labels != IGNORE_INDEX).flatten().nonzero().squeeze(1)
+            hidden_states = hidden_states.flatten(0, 1).index_select(0, labelled)
+            labels = labels.flatten().index_select(0, labelled)
         logits = self._score(hidden_states, attention_mask)
         loss = None if labels is None else self._loss(logits, labels, kwargs.get("num_items_in_batch"))
         result = self.output_class(

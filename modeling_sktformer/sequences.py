@@ -8,6 +8,7 @@ import hashlib
 from typing import NamedTuple
 
 import torch
+from torch import nn
 
 
 class Sequences(NamedTuple):
@@ -40,8 +41,8 @@ class Sequences(NamedTuple):
 class Landmarks(NamedTuple):
     """The landmark tokens of each sequence in one layer; the same for all sequences without a mask."""
 
-    positions: torch.Tensor  # where they stand, in sampled order, (k,) or (B, k)
-    mask: torch.Tensor | None  # False where a short sequence has no further landmark, (B, k)
+    positions: torch.Tensor  # where they stand, in sampled order, (k,), or (B or 1, k) with a mask
+    mask: torch.Tensor | None  # False where a short sequence has no further landmark, (B or 1, k)
 
     def gather(self, states: torch.Tensor) -> torch.Tensor:
         """The states of the landmarks: `(B, S, d)` to `(B, k, d)`."""
@@ -55,19 +56,24 @@ def select_landmarks(landmark_order: torch.Tensor, num_landmarks: int, sequences
 
     A sequence of N tokens gets the paper's uniform sample (Algorithm 1); a shorter one a uniform sample of its own
     tokens, never of padding. `landmark_order` of shape `(num_layers, N)` holds a permutation of the positions for each
-    layer; returns [`Landmarks`] for each of them, k = min(`num_landmarks`, S).
+    layer; returns [`Landmarks`] for each of them, k = min(`num_landmarks`, S), in graphs `num_landmarks`.
     """
-    num_landmarks = min(num_landmarks, sequences.length)
     num_positions = landmark_order.shape[1]
     ranks = landmark_order.argsort(dim=-1)  # the inverse permutations
     # No slice, which is contiguous if it is the whole: to ask that binds an exported graph to one of the two.
-    ranks = ranks.index_select(1, torch.arange(sequences.length, device=ranks.device))
-    if sequences.token_mask is None:
-        positions = ranks.topk(num_landmarks, largest=False, sorted=True).indices
-        return [Landmarks(of_layer, None) for of_layer in positions.unbind()]
-    ranks = torch.where(sequences.token_mask, ranks.unsqueeze(1), num_positions)  # (layers, B, S)
+    ranks = ranks.index_select(1, torch.arange(sequences.length, device=ranks.device)).unsqueeze(1)
+    if sequences.token_mask is not None:
+        ranks = torch.where(sequences.token_mask, ranks, num_positions)  # (layers, B, S)
+    is_graph = torch.compiler.is_compiling() or torch.jit.is_tracing()
+    if is_graph:  # which serves inputs of fewer tokens than landmarks, of one as well, with masked landmarks
+        ranks = nn.functional.pad(ranks, (0, num_landmarks), value=num_positions)
+    else:
+        num_landmarks = min(num_landmarks, sequences.length)
     landmark_ranks, positions = ranks.topk(num_landmarks, dim=-1, largest=False, sorted=True)
+    if sequences.token_mask is None and not is_graph:
+        return [Landmarks(of_layer, None) for of_layer in positions.squeeze(1).unbind()]
     masks = landmark_ranks < num_positions
+    positions = positions.clamp(max=sequences.length - 1)
     return [Landmarks(*of_layer) for of_layer in zip(positions.unbind(), masks.unbind(), strict=True)]
 
 

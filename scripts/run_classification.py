@@ -91,6 +91,8 @@ def main() -> None:
     if training.should_save and results:
         record_test_scores(folder, results)
         print(write_results(folder / "report", results, [format_results(results)]), end="")
+    if job:  # again, with what has been written since
+        progress.upload_run(training, folder, "Evaluated")
 
 
 def input_length(texts: TextArguments, model: PreTrainedModel) -> int:

@@ -41,6 +41,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, IntervalStrategy
 from experiments import training as progress
 from experiments.arguments import UserError, flag, require_at_least
 from experiments.heads import Collator, calibrate_head, set_head_rate
+from experiments.models import merge_adapters
 from experiments.plots import plot_task_curves
 from experiments.results import describe_environment, read_json, write_json
 from experiments.run_folder import METRICS_FILE, RunIdentity, check_run_folder, find_checkpoint
@@ -301,6 +302,8 @@ def run_trial(job: Job, trial: Trial, arguments: dict[str, Any], announces: bool
         if keeps_best:
             trained["best_step"] = trainer.state.best_global_step
     measured = _evaluate(trainer, job, parts)
+    if trains and hasattr(model, "merge_and_unload"):
+        trainer.model = model = merge_adapters(model, trial.folder / "adapter" if args.should_save else None)
     if trains:
         # As a step of the Trainer's own, which does not push yet: the card and the metrics are still to come.
         trainer.save_model(_internal_call=True)
@@ -347,7 +350,7 @@ def keep_best_weights(folders: Sequence[Path]) -> None:
     """Delete the weights of all finished trials but the best; what they measured stays."""
     scores = {folder: read_metrics(folder)["score"] for folder in folders if (folder / METRICS_FILE).is_file()}
     for folder in scores.keys() - {max(scores, key=scores.__getitem__)}:
-        for file in folder.glob(_WEIGHTS):
+        for file in folder.rglob(_WEIGHTS):  # and its adapter's
             file.unlink()
 
 

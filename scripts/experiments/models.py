@@ -5,7 +5,7 @@ import importlib.util
 import json
 import logging
 from collections.abc import Iterable, Sequence
-from dataclasses import MISSING, dataclass, replace
+from dataclasses import MISSING, dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,7 +20,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.utils import cached_file, find_adapter_config_file
+from transformers.utils import find_adapter_config_file
 
 from experiments.architectures import build_comparable_config, explain_failure, length_fields, longest_input
 from experiments.arguments import UserError, explained, flag, one_line, require_at_least
@@ -29,8 +29,7 @@ from modeling_sktformer import SKTformerConfig, available_presets, load_preset
 
 logger = logging.getLogger(__name__)
 
-_ADAPTED_CONFIG = "adapted_model_config.json"
-_CHECKPOINT_FILES = ("config.json", "adapter_config.json", "*.safetensors", "pytorch_model*.bin")
+_CHECKPOINT_FILES = ("config.json", "*.safetensors", "pytorch_model*.bin")
 _TOKENIZER_FILES = ("tokenizer*.json", "special_tokens_map.json", "vocab*", "merges.txt", "*.model")
 
 
@@ -87,7 +86,7 @@ class SizedModelArguments:
 class CheckpointArguments(_OriginArguments):
     """The checkpoint to fine-tune."""
 
-    model_name_or_path: str = flag(MISSING, "Checkpoint: a folder or a name on the Hub; an adapter's, to evaluate it.")
+    model_name_or_path: str = flag(MISSING, "Checkpoint: a folder or a name on the Hub.")
     tokenizer_name: str | None = flag(None, "Tokenizer: a folder or a name on the Hub. By default the checkpoint's.")
     ignore_mismatched_sizes: bool = flag(False, "Start with a new head where the number of labels is another.")
 
@@ -238,7 +237,7 @@ def load_classifier(
     arguments: CheckpointArguments, labels: Sequence[str], regression_label: str, new_head: bool
 ) -> PreTrainedModel:
     """
-    Load a checkpoint as a sequence-classification model; an adapter is loaded into its checkpoint.
+    Load a checkpoint as a sequence-classification model.
 
     Without `labels` it is for regression and predicts `regression_label`. Where there is to be a `new_head`, the
     checkpoint may lack one that fits. Raises a `UserError` if it cannot be loaded, is of another architecture, or has
@@ -247,10 +246,7 @@ def load_classifier(
     name = arguments.model_name_or_path
     what = f"The checkpoint {name}"
     with explained(f"{what} cannot be loaded as a classification model", quiet=True):
-        if find_adapter_config_file(name, revision=arguments.model_revision) is not None:
-            if new_head:
-                raise UserError(f"{what} is an adapter: merge it into its checkpoint to train on, and save that.")
-            return _load_adapted(arguments, labels)
+        _refuse_adapter(arguments)
         config = _load_config(arguments, MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, "sequence-classification")
         trained_labels, trained_words = config.num_labels, list((config.id2label or {}).values())
         config.label2id = {word: number for number, word in enumerate(labels or [regression_label])}
@@ -277,9 +273,8 @@ def add_lora(model: PreTrainedModel, arguments: LoraArguments, revision: str = "
     """
     Freeze a sequence-classification model and put low-rank adapters beside all linear layers of its encoder.
 
-    What is new in it is trained and saved whole: the head, and a pooler that a masked language model lacks. The
-    configuration is saved beside the adapter: it knows the classes and the length, to which the model must have been
-    lengthened before. Returns a `peft.PeftModel`.
+    What is new in it is trained and saved whole: the head, and a pooler that a masked language model lacks. Returns a
+    `peft.PeftModel`, see [`merge_adapters`].
     """
     peft, base = _import_peft(), model.base_model
     new = [(name, module) for name, module in model.named_children() if module is not base]
@@ -297,40 +292,36 @@ def add_lora(model: PreTrainedModel, arguments: LoraArguments, revision: str = "
         modules_to_save=[name for name, module in new if any(True for _ in module.parameters())],
         revision=revision,
     )
-    adapted = peft.get_peft_model(model, config)
-    save_adapter = adapted.save_pretrained
+    return peft.get_peft_model(model, config)
 
-    def save_pretrained(save_directory: str, *args: Any, **kwargs: Any) -> None:
-        save_adapter(save_directory, *args, **kwargs)
-        # Not as config.json, by which transformers would take the folder for a whole model's.
-        model.config.to_json_file(Path(save_directory) / _ADAPTED_CONFIG)
 
-    adapted.save_pretrained = save_pretrained
-    return adapted
+def merge_adapters(adapted: Any, folder: Path | None) -> PreTrainedModel:
+    """
+    The whole model that a `peft.PeftModel` is, with its classes and its length, for transformers alone to load.
+
+    The adapter goes to a folder by itself, if one is given: to be loaded into such a model by peft. A checkpoint that
+    it was trained on is named there, and not the place on this machine where it lies.
+    """
+    if folder is not None:
+        for config in adapted.peft_config.values():
+            base = config.base_model_name_or_path
+            config.base_model_name_or_path = Path(base).resolve().name if Path(base).exists() else base
+        adapted.save_pretrained(folder, save_embedding_layers=False)  # which have not changed
+        (folder / "README.md").unlink(missing_ok=True)  # a form to fill in, which names that place
+    return adapted.merge_and_unload()
 
 
 def load_trained_config(arguments: CheckpointArguments) -> PreTrainedConfig:
-    """The configuration of a fine-tuned checkpoint, of an adapter its model's; a `UserError` if there is none."""
-    name, revision = arguments.model_name_or_path, arguments.model_revision
-    with explained(f"The checkpoint {name} cannot be loaded"):
-        if find_adapter_config_file(name, revision=revision) is None:
-            return AutoConfig.from_pretrained(name, **arguments.hub_options)
-        return AutoConfig.from_pretrained(str(cached_file(name, _ADAPTED_CONFIG, revision=revision)))
+    """The configuration of a fine-tuned checkpoint; a `UserError` if there is none."""
+    with explained(f"The checkpoint {arguments.model_name_or_path} cannot be loaded"):
+        _refuse_adapter(arguments)
+        return AutoConfig.from_pretrained(arguments.model_name_or_path, **arguments.hub_options)
 
 
-def _load_adapted(arguments: CheckpointArguments, labels: Sequence[str]) -> PreTrainedModel:
-    """Load an adapter into its checkpoint, made as long and with the classes that it was trained with."""
-    peft, name, revision = _import_peft(), arguments.model_name_or_path, arguments.model_revision
-    adapter = peft.PeftConfig.from_pretrained(name, revision=revision)
-    config = load_trained_config(arguments)
-    words = list((config.id2label or {}).values())
-    _check_labels(words, labels, f"The adapter {name}")
-    base = replace(arguments, model_revision=adapter.revision or "main", ignore_mismatched_sizes=True)
-    base.model_name_or_path = adapter.base_model_name_or_path
-    model = load_classifier(base, [] if config.problem_type == "regression" else words, words[0], new_head=True)
-    if config.model_type == SKTformerConfig.model_type:
-        model.resize_position_embeddings(config.max_position_embeddings)
-    return peft.PeftModel.from_pretrained(model, name, revision=revision).get_base_model()
+def _refuse_adapter(arguments: CheckpointArguments) -> None:
+    name = arguments.model_name_or_path
+    if find_adapter_config_file(name, revision=arguments.model_revision) is not None:
+        raise UserError(f"The checkpoint {name} is an adapter: merge it into its checkpoint, and give that.")
 
 
 def _import_peft() -> Any:

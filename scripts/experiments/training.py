@@ -42,7 +42,7 @@ _DECISIVE_FOR_THE_BEST = (
     *("eval_strategy", "eval_steps", "eval_delay", "save_strategy", "save_steps"),
 )
 # Files of a run that say where things lie on the machine it was made on, and those that are none of its result.
-_LOCAL_FILES = [
+LOCAL_FILES = [
     *(ARGUMENTS_FILE, RUN_FILE, "training_args.bin", "trainer_state.json"),
     *("checkpoint-*", "runs/*", "tokenizer/*", "*.lock", ".*"),
 ]
@@ -196,7 +196,7 @@ def upload_run(training: TrainingArguments, folder: str | Path, message: str) ->
             folder_path=str(folder),
             revision=training.hub_revision,
             commit_message=message,
-            ignore_patterns=_LOCAL_FILES,
+            ignore_patterns=LOCAL_FILES,
         )
     except OSError as error:
         problem = f"it was not uploaded ({one_line(error)}); the same command tries again"

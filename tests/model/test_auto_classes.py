@@ -288,6 +288,12 @@ def test_another_length_on_loading_names_the_way_to_lengthen(load, tmp_path):
         load(tmp_path, max_position_embeddings=32)
 
 
+def test_another_number_of_labels_on_loading_names_the_way_to_a_new_head(tmp_path):
+    make_float32_model(SKTformerForSequenceClassification, num_labels=2).save_pretrained(tmp_path)
+    with pytest.raises(RuntimeError, match=r"`ignore_mismatched_sizes=True` begins with a new head"):
+        SKTformerForSequenceClassification.from_pretrained(tmp_path, num_labels=5)
+
+
 @pytest.mark.parametrize(
     ("field", "message"),
     [
@@ -324,6 +330,8 @@ def test_a_misspelt_keyword_is_an_error(model_class):
     inputs = make_inputs()
     with pytest.raises(TypeError, match="no keyword `atention_mask`; did you mean `attention_mask`"):
         model(inputs["input_ids"], atention_mask=inputs["attention_mask"])
+    with pytest.raises(TypeError, match="no keyword `labls`; did you mean `labels`"):
+        model(**inputs, labls=inputs["input_ids"])
 
 
 @pytest.mark.parametrize("model_class", [SKTformerModel, SKTformerForMaskedLM])

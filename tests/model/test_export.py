@@ -11,6 +11,7 @@ from modeling_sktformer import (
     SKTformerForSequenceClassification,
     SKTformerModel,
 )
+from modeling_sktformer.attention import SkeletonAttention
 from support.builders import (
     MODELS,
     PAIR_HEADS,
@@ -41,6 +42,7 @@ def batches_of(num_positions: int) -> list[dict[str, torch.Tensor]]:
         make_batch([num_positions]).inputs(),
         make_batch([5, 9]).inputs("holes", 11),
         make_batch([2]).inputs("right", 2),
+        make_batch([1, 1]).inputs(),
     ]
 
 
@@ -60,6 +62,23 @@ def test_one_exported_graph_serves_every_batch_and_length(model_class, smoother_
         outputs = zip(results_of(model_class, graph(**inputs)), results_of(model_class, model(**inputs)), strict=True)
         for actual, expected in outputs:
             assert_equal(actual, expected)
+
+
+def test_graphs_compute_nothing_of_the_full_width(monkeypatch):
+    """As the plain code does, they read the projections' weights; keys and values of all tokens are in no graph."""
+    model = make_model(SKTformerModel).eval()
+    example, projected = make_batch([12, 7, 3]).inputs("left", 13), []
+    project = SkeletonAttention._project
+    monkeypatch.setattr(SkeletonAttention, "_project", lambda *args: projected.append(args) or project(*args))
+    graph = torch.export.export(model, (), example, dynamic_shapes=DYNAMIC).module()
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    expected = model(**example).last_hidden_state
+    assert_equal(graph(**example).last_hidden_state, expected)
+    assert_equal(compiled(**example).last_hidden_state, expected)
+    for layer in model.encoder.layers:
+        layer.compile(backend="eager", fullgraph=True)
+    assert_equal(model(**example).last_hidden_state, expected)
+    assert not projected
 
 
 @pytest.mark.parametrize("model_class", PAIR_HEADS)
@@ -82,9 +101,11 @@ def test_onnx_has_the_same_numbers(model_class, smoother_norm, num_positions, tm
     model = make_model(model_class, classifier_pooling="mean", **overrides).float().eval()
     example = make_batch([12, 7, 3]).inputs("left", 13)
     path = tmp_path / "model.onnx"
-    torch.onnx.export(model, (), str(path), kwargs=example, dynamic_shapes=DYNAMIC, dynamo=True, verbose=False)
+    shapes = {"dynamic_shapes": DYNAMIC, "output_names": ["logits"]}
+    torch.onnx.export(model, (), str(path), kwargs=example, **shapes, dynamo=True, verbose=False)
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     assert {entry.name for entry in session.get_inputs()} == set(example)
+    assert [entry.name for entry in session.get_outputs()] == ["logits"]
     for inputs in batches_of(num_positions):
         (logits,) = session.run(None, {name: values.numpy() for name, values in inputs.items()})
         with torch.no_grad():

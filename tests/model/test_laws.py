@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from torch.profiler import profile
 from transformers import BertTokenizer
 
 from modeling_sktformer import (
@@ -340,6 +341,15 @@ def test_sparse_prediction_changes_neither_loss_nor_gradients():
         results.append((output.loss.detach(), gradients(model), output.logits.dim()))
     assert_equal(results[0][:2], results[1][:2])
     assert [result[2] for result in results] == [2, 3]
+
+
+def test_labelled_tokens_are_looked_for_once():
+    """Every search waits for the device."""
+    model = make_model(SKTformerForMaskedLM, sparse_prediction=True).train()
+    batch = make_batch([12, 7])
+    with profile() as profiler:
+        model(**batch.inputs(), **batch.labels(SKTformerForMaskedLM)).loss.backward()
+    assert {event.key: event.count for event in profiler.key_averages()}["aten::nonzero"] == 1
 
 
 @pytest.mark.parametrize(

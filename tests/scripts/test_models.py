@@ -7,7 +7,6 @@ import pytest
 import torch
 from transformers import (
     AutoModelForMaskedLM,
-    AutoModelForSequenceClassification,
     AutoTokenizer,
     BertConfig,
     BertForMaskedLM,
@@ -37,6 +36,7 @@ from experiments.models import (
     fit_length,
     load_classifier,
     load_tokenizer,
+    merge_adapters,
 )
 from experiments.text.classifier import load_text_tokenizer
 from modeling_sktformer import SKTformerConfig, SKTformerForMaskedLM, SKTformerForSequenceClassification
@@ -379,7 +379,7 @@ def test_a_new_model_is_described_by_what_is_not_the_default():
 
 
 @pytest.mark.parametrize("smoother_norm", ["batch_norm", "layer_norm"])
-def test_an_adapter_is_loaded_as_it_was_saved(tokenizer, tmp_path, smoother_norm):
+def test_merged_adapters_are_loaded_as_they_answered(tokenizer, tmp_path, smoother_norm):
     pytest.importorskip("peft")
     base = load(save_sktformer(tmp_path / "base", smoother_norm=smoother_norm))
     fit_length(base, tokenizer, 40)
@@ -391,39 +391,33 @@ def test_an_adapter_is_loaded_as_it_was_saved(tokenizer, tmp_path, smoother_norm
     assert any("classifier" in name and ".dense" in name for name in trained)
     for name, value in base.named_buffers():
         assert torch.equal(value, statistics[name]), name
-    folder = save(adapted, tmp_path / "adapter")
     ids = torch.randint(5, 100, (3, 40))
     expected = adapted(input_ids=ids).logits
-    loaded = load(folder, new_head=False).eval()
+    merged = merge_adapters(adapted, tmp_path / "merged" / "adapter")
+    loaded = load(save(merged, tmp_path / "merged"), new_head=False).eval()
     assert isinstance(loaded, SKTformerForSequenceClassification)
     assert loaded.config.id2label == {0: "negative", 1: "positive"}
-    assert torch.equal(loaded(input_ids=ids).logits, expected)
-    with pytest.raises(UserError, match="answers with negative, positive"):
-        load(folder, ["no", "yes"], new_head=False)
-    with pytest.raises(UserError, match="and the task's classes are none"):
-        load(folder, [], new_head=False)
-    with pytest.raises(UserError, match="is an adapter: merge it"):
-        load(folder)
+    torch.testing.assert_close(loaded(input_ids=ids).logits, expected)
 
 
-def test_an_adapter_of_another_architecture_is_loaded_as_it_was_saved(tokenizer, tmp_path):
-    pytest.importorskip("peft")
+def test_an_adapter_is_saved_for_peft_and_names_no_place(tokenizer, tmp_path):
+    peft = pytest.importorskip("peft")
     # Its pooler counts to the encoder, and is not in the checkpoint of a masked language model.
     bert = save(BertForMaskedLM(BertConfig(vocab_size=100, **SIZES)), tmp_path / "base")
     adapted = train_two_steps(add_lora(load(bert, labels=[]), LoraArguments(lora=True)))
-    folder = save(adapted, tmp_path / "adapter")
     ids = torch.randint(5, 100, (3, 40))
-    loaded = load(folder, labels=[], new_head=False).eval()
+    expected, folder = adapted(input_ids=ids).logits, tmp_path / "merged" / "adapter"
+    loaded = load(save(merge_adapters(adapted, folder), tmp_path / "merged"), labels=[], new_head=False).eval()
     assert (loaded.config.problem_type, loaded.config.id2label) == ("regression", {0: "score"})
-    expected = adapted(input_ids=ids).logits
-    assert torch.equal(loaded(input_ids=ids).logits, expected)
-    # To transformers and peft it is an adapter like others.
-    tokenizer.save_pretrained(folder)
-    assert len(load_tokenizer(folder, False, ["mask"])) == 100
-    other = AutoModelForSequenceClassification.from_pretrained(folder, num_labels=1).eval()
+    torch.testing.assert_close(loaded(input_ids=ids).logits, expected)
+    assert peft.PeftConfig.from_pretrained(folder).base_model_name_or_path == "base"
+    other = peft.PeftModel.from_pretrained(load(bert, labels=[]), folder).eval()
     assert torch.equal(other(input_ids=ids).logits, expected)
-    with pytest.raises(UserError, match="answers with score, and the task's classes are negative, positive"):
-        load(folder, new_head=False)
+    for new_head in (True, False):
+        with pytest.raises(UserError, match="is an adapter: merge it"):
+            load(folder, new_head=new_head)
+    with pytest.raises(UserError, match="is an adapter: merge it"):
+        models.load_trained_config(CheckpointArguments(model_name_or_path=str(folder)))
 
 
 def test_adapters_without_peft_are_explained(tmp_path, monkeypatch):

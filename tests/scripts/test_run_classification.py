@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from huggingface_hub.utils import filter_repo_objects
 from transformers import (
     AutoConfig,
     BertConfig,
@@ -20,6 +21,7 @@ from transformers import (
 )
 
 import run_classification
+from experiments import training
 from experiments.arguments import UserError
 from experiments.fine_tuning import FineTuningTrainer
 from modeling_sktformer import SKTformerForSequenceClassification
@@ -211,6 +213,23 @@ def test_excerpts_of_novels_are_counted_by_document(run, files):
     assert str(files) not in card
 
 
+def test_nothing_that_is_uploaded_says_where_it_was_made(run, files, tmp_path):
+    """Nor do the adapter, and the predictions, which name the file of each text."""
+    pytest.importorskip("peft")
+    folder = run(
+        *("--train_file", files / "train" / "*.txt", "--test_file", files / "test" / "*.txt", "--lora"),
+        *("--label_from_file_name", "^([^_]+)_", "--excerpt_length", 12, "--max_excerpts_per_document", 4),
+        *("--do_train", "--do_eval", "--do_predict", "--baseline", "tfidf"),
+        epochs=1,
+    )
+    there = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+    uploaded = list(filter_repo_objects(there, ignore_patterns=training.LOCAL_FILES))
+    assert {"adapter/adapter_config.json", "predictions.csv", "documents.csv", "report.md", "README.md"} <= {*uploaded}
+    places = [str(path).encode() for path in (files.parent, tmp_path, Path.cwd())]
+    assert not [name for name in uploaded for place in places if place in (folder / name).read_bytes()]
+    assert [row["file"] for row in read_table(folder / "documents.csv")][:2] == ["austen_0.txt", "poe_0.txt"]
+
+
 def test_several_labels_and_numbers_are_predicted(run, files, tmp_path):
     labels = [" | ".join(sorted({NAMES[n % 3], NAMES[n // 3 % 3]})) for n in range(90)]
     texts = [f"{make_text(n)} {CUES[n // 3 % 3]}" for n in range(90)]
@@ -286,7 +305,9 @@ def test_adapters_are_trained_and_predict(run, files):
         "--do_predict",
     ]
     folder = run(*flags, epochs=12)
-    assert (folder / "adapter_model.safetensors").is_file()
+    assert (folder / "adapter" / "adapter_model.safetensors").is_file()
+    answers = pipeline("text-classification", model=str(folder))([make_text(number) for number in range(3)])
+    assert [answer["label"] for answer in answers] == list(NAMES)
     results = json.loads((folder / "report.json").read_text())
     assert results["validation, this model"]["accuracy"] == read_metrics(folder)["eval_accuracy"]
     alone = folder.with_name("alone")

@@ -1,6 +1,7 @@
 """A user's own texts: read from files or the Hub, checked, cut into excerpts and split."""
 
 import glob
+import os
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -203,7 +204,7 @@ def _read_files(given_by: str, patterns: Sequence[str], arguments: TextArguments
 
 
 def _read_text_files(given_by: str, files: list[str], expression: str | None) -> Dataset:
-    """A row for each file: its path, its text and, if an expression finds it there, its label."""
+    """A row for each file: its path below what all share, its text and, if an expression finds it there, its label."""
     texts, labels = [], []
     for file in files:
         try:
@@ -217,7 +218,11 @@ def _read_text_files(given_by: str, files: list[str], expression: str | None) ->
         if not texts[-1].strip():
             raise UserError(f"{given_by} {file} is empty; leave it out.")
         labels.append(found.group(1) if found else None)
-    return Dataset.from_dict({"file": files, "text": texts} | ({"label": labels} if any(labels) else {}))
+    # By what tells them apart, because the column is written to predictions and uploaded with them.
+    paths = [Path(file).resolve() for file in files]
+    shared = os.path.commonpath({path.parent for path in paths})
+    names = [path.relative_to(shared).as_posix() for path in paths]
+    return Dataset.from_dict({"file": names, "text": texts} | ({"label": labels} if any(labels) else {}))
 
 
 def _check_rows(source: str, rows: Dataset, columns: Sequence[str], label: str | None) -> None:

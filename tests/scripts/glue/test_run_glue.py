@@ -334,8 +334,9 @@ def test_adapters_are_trained_searched_and_predict(tmp_path, recipe, monkeypatch
             "--search_learning_rates", 1e-2, "--search_batch_sizes", 8, "--do_train", "--do_predict"]  # fmt: skip
     run(monkeypatch, "--recipe", recipe, *more)
     folder = tmp_path / "run" / "sst2"
-    (weights,) = folder.rglob("*.safetensors")
-    assert weights.name == "adapter_model.safetensors"
+    (adapter,) = folder.rglob("adapter_model.safetensors")
+    weights = adapter.parent.parent / "model.safetensors"
+    assert list(folder.rglob("model.safetensors")) == [weights]
     assert (tmp_path / "run" / "submission" / "SST-2.tsv").is_file()
     with pytest.raises(UserError, match=r"lora: .* there, None here"):
         run(monkeypatch, "--recipe", recipe, *(flag for flag in more if flag != "--lora"))
