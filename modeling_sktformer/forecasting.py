@@ -246,6 +246,11 @@ class SKTformerForPrediction(SKTformerPreTrainedModel):
         steps, of which the last ones are read, and NaN where a value is missing. Returns a `torch.Tensor` of shape
         `([batch_size,] prediction_length, num_input_channels)`; a shorter series is a `ValueError`.
         """
+        if past_values.dim() not in (2, 3) or past_values.shape[-2] < self.config.context_length:
+            raise ValueError(
+                f"`past_values` has shape {tuple(past_values.shape)}; give ([batch_size,] num_steps, "
+                f"num_input_channels) with at least context_length={self.config.context_length} time steps."
+            )
         if past_values.dim() == 2:
             return self.predict(past_values.unsqueeze(0)).squeeze(0)
         context = past_values[:, -self.config.context_length :].to(self.device, self.dtype)

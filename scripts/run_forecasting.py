@@ -41,6 +41,9 @@ def main() -> None:
     folder = Path(training.output_dir)
     if not (training.do_train or forecaster.model_name_or_path):
         raise UserError("Nothing is trained: add --do_train, or name a forecaster with --model_name_or_path.")
+    names_series = {"data_file", "dataset_name", "task_name", "synthetic_steps", "synthetic_seed"}
+    if not training.do_train and not names_series & command.given.keys():
+        raise UserError(f"Which series is {forecaster.model_name_or_path} to continue? Give --data_file or another.")
 
     # Everything that can be wrong with the arguments is found before a folder is touched.
     arguments, scaler = fit_to_checkpoint(arguments, forecaster, training.do_train)

@@ -51,8 +51,11 @@ def test_a_file_is_read(tmp_path):
     [
         ("15min", 96, "2024-01-01 12:30:00"),
         ("D", 7, "2024-02-20 00:00:00"),
+        ("B", 5, "2024-03-11 00:00:00"),
         ("W", 52, "2024-12-22 00:00:00"),
         ("MS", 12, "2028-03-01 00:00:00"),
+        ("QS", 4, "2036-07-01 00:00:00"),
+        ("YS", 1, "2074-01-01 00:00:00"),
     ],
 )
 def test_time_goes_on_as_it_was(frequency, season, following):
@@ -74,6 +77,10 @@ def test_rows_that_time_lacks_become_gaps():
     assert np.isnan(series.values[[7, 8, 20]]).all()
     assert series.num_gaps == 6
     assert "lack 3 steps" in series.notes[0]
+    working = make_series("s", table(frequency="B").drop(index=[7, 20]), None, None)
+    assert (len(working.values), working.num_gaps, working.season()) == (50, 4, 5)
+    assert working.following_timestamps(1) == ["2024-03-11 00:00:00"]
+    assert "lack 2 working days" in working.notes[0]
     uneven = make_series(
         "s", table().assign(date=table()["date"].where(table().index != 4, "2024-01-01 04:17")), None, None
     )
@@ -98,6 +105,32 @@ def test_columns_that_cannot_be_read_are_named(change, options, message):
     options = {"timestamp_column": None, "target_columns": None, **options}
     with pytest.raises(UserError, match=message):
         make_series("s", table(**change), **options)
+
+
+@pytest.mark.parametrize(("frequency", "following"), [("D", "2024-02-20 00:00:00"), ("MS", "2028-03-01 00:00:00")])
+def test_dates_are_read_with_the_day_first_where_they_go_on_evenly_like_that(frequency, following):
+    times = pd.date_range("2024-01-01", periods=50, freq=frequency)
+    assert make_series("s", table(date=times.strftime("%d/%m/%Y")), None, None).following_timestamps(1) == [following]
+    assert make_series("s", table(date=times.strftime("%m/%d/%Y")), None, None).following_timestamps(1) == [following]
+
+
+def test_time_goes_on_across_daylight_saving():
+    times = pd.date_range("2024-03-30", periods=50, freq="h", tz="Europe/Berlin")
+    series = make_series("s", table(date=[time.isoformat() for time in times]), None, None)
+    assert series.following_timestamps(1) == ["2024-04-01 01:00:00+00:00"]
+    assert not series.notes
+
+
+@pytest.mark.parametrize("text", ["date;a\n2024-01-01;1.5\n2024-01-02;2.5\n", "date;a\n2024-01-01;1,5\n2024-01-02;2,5\n", "a\n1,7\n2,8\n"])
+def test_other_separators_than_commas_are_refused(tmp_path, text):
+    (tmp_path / "s.csv").write_text(text)
+    with pytest.raises(UserError, match="more fields than the line of names|the one column `date;a`; separate fields"):
+        read_file(str(tmp_path / "s.csv"), None, None)
+
+
+def test_dates_under_another_name_are_offered_as_such():
+    with pytest.raises(UserError, match="column day holds .* in row 1, .*; name it as --timestamp_column"):
+        make_series("s", table().rename(columns={"date": "day"}), None, None)
 
 
 def test_timestamps_out_of_order_are_named():

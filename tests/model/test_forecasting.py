@@ -263,6 +263,9 @@ def test_predict_reads_the_last_steps_and_gaps():
     expected = model.eval()(past_values=context, past_observed_mask=~context.isnan()).prediction_outputs
     assert torch.equal(forecast, expected)
     assert_equal(model.predict(series[1]), expected[1])
+    for wrong in (series[0, :, 0], series[:, : CONTEXT - 1]):
+        with pytest.raises(ValueError, match="with at least context_length=13 time steps"):
+            model.predict(wrong)
 
 
 @pytest.mark.parametrize("use_mlp", [False, True])

@@ -98,6 +98,10 @@ def test_a_run_leaves_tables_forecasts_and_pictures(run, tmp_path, capsys):
     again, first = metrics_of(tmp_path / "again"), metrics_of(tmp_path / "run")
     assert again["eval_test_mse"] == pytest.approx(first["eval_test_mse"], rel=1e-6)
 
+    (tmp_path / "recipe.yaml").write_text(json.dumps({n: v for n, v in FLAGS.items() if n != "synthetic_steps"}))
+    with pytest.raises(UserError, match=r"Which series is .* to continue\? Give --data_file"):
+        run(*checkpoint[:2], *lengths, "--do_predict", name="wrong")
+
     one = write_series(tmp_path / "one.csv", columns=("north",))
     for data, more, message in (
         (one, [], "--target_columns south: one.csv has no such column"),

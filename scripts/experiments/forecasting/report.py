@@ -1,12 +1,12 @@
 """What is written about forecasters: tables, model cards, forecasts of the future and pictures of windows."""
 
-import io
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from transformers import PreTrainedModel
 
@@ -122,12 +122,9 @@ def write_future(file: Path, series: Series, scaler: Scaler, model: PreTrainedMo
     if not observed.all():
         window["past_observed_mask"] = observed[None]
     future = scaler.restore(forecast(model, window)[0])
-    times = series.following_timestamps(horizon)
-    table = io.StringIO()
-    np.savetxt(table, future, fmt="%.10g", delimiter=",")
-    names = [f'"{name}"' if "," in name else name for name in ("time", *series.columns)]
-    rows = (f"{time},{row}" for time, row in zip(times, table.getvalue().splitlines(), strict=True))
-    write_atomically(file, "\n".join([",".join(names), *rows]) + "\n")
+    table = pd.DataFrame(future, columns=series.columns)
+    table.insert(0, "time", series.following_timestamps(horizon), allow_duplicates=True)
+    write_atomically(file, table.to_csv(index=False, float_format="%.10g"))
     lines = {"forecast": future}
     plot_forecasts(
         series.columns, series.values[-length:], None, lines, file.with_suffix(".png"), f"{series.source}, next steps"

@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,15 @@ from experiments.loading import explained_errors
 
 
 _TIMESTAMPS = ("date", "datetime", "timestamp", "time", "ds")
-_READERS = {".csv": pd.read_csv, ".tsv": lambda path: pd.read_csv(path, sep="\t"), ".parquet": pd.read_parquet}
+# No column stands for the rows: fields that have no name would be taken for it.
+_READERS = {
+    ".csv": partial(pd.read_csv, index_col=False),
+    ".tsv": partial(pd.read_csv, sep="\t", index_col=False),
+    ".parquet": pd.read_parquet,
+}
 # Time steps after which a series is most like itself, by their length in seconds.
 _DAY = 86400
-_SEASONS = {7 * _DAY: 52, _DAY: 7}
+_SEASONS = {91 * _DAY: 4, 30 * _DAY: 12, 7 * _DAY: 52}
 
 
 @dataclass(frozen=True)
@@ -54,13 +60,15 @@ class Series:
         return [str(time) for time in pd.date_range(times[-1], periods=num_steps + 1, freq=frequency)[1:]]
 
     def season(self) -> int:
-        """Steps of a day where they are shorter than one, of a week of days, a year of weeks or months; else 1."""
+        """Steps of a day where they are shorter than one, of a week of days, of a year of longer ones; else 1."""
         if self.timestamps is None:
             return 1
         step = pd.Series(self.timestamps).diff().median().total_seconds()
         if step < _DAY:
             return max(1, round(_DAY / step))
-        return _SEASONS.get(step, 12 if 28 * _DAY <= step <= 31 * _DAY else 1)
+        if step == _DAY:
+            return 5 if _has_working_days_alone(self.timestamps) else 7
+        return next((steps for length, steps in _SEASONS.items() if abs(step - length) <= 2 * _DAY), 1)
 
 
 def read_file(path: str, timestamp_column: str | None, target_columns: Sequence[str] | None) -> Series:
@@ -75,10 +83,17 @@ def read_file(path: str, timestamp_column: str | None, target_columns: Sequence[
         raise UserError(f"{path}: no such file; check the path (it is read from {Path.cwd()}).")
     if file.suffix.lower() not in _READERS:
         raise UserError(f"{path}: files of type `{file.suffix}` cannot be read; give {', '.join(_READERS)}.")
+    commas = "separate fields by commas, and decimals by points"
     try:
-        table = _READERS[file.suffix.lower()](file)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", pd.errors.ParserWarning)
+            table = _READERS[file.suffix.lower()](file)
+    except pd.errors.ParserWarning as error:
+        raise UserError(f"{path} has rows with more fields than the line of names; {commas}.") from error
     except (ValueError, OSError, ImportError) as error:
         raise UserError(f"{path} cannot be read: {one_line(error)}; give a table with a line of names.") from error
+    if len(table.columns) == 1 and ";" in str(table.columns[0]):
+        raise UserError(f"{path} has the one column `{table.columns[0]}`; {commas}.")
     return make_series(file.name, table, timestamp_column, target_columns)
 
 
@@ -154,9 +169,11 @@ def _read_numbers(source: str, column: pd.Series) -> np.ndarray:
     numbers = pd.to_numeric(column, errors="coerce").to_numpy(dtype=float)
     wrong = np.flatnonzero((np.isnan(numbers) & column.notna().to_numpy()) | np.isinf(numbers))
     if len(wrong):
+        is_date = pd.to_datetime(column, errors="coerce", format="mixed", utc=True).notna().all()
+        way = "name it as --timestamp_column if it says when" if is_date else "mend it"
         raise UserError(
             f"{source}: column {column.name} holds `{column.iloc[wrong[0]]}` in row {wrong[0] + 1}, which is no "
-            "number; mend it, or leave the column out with --target_columns."
+            f"number; {way}, or leave the column out with --target_columns."
         )
     if np.isnan(numbers).all():
         raise UserError(f"{source}: column {column.name} is empty; leave it out with --target_columns.")
@@ -166,7 +183,7 @@ def _read_numbers(source: str, column: pd.Series) -> np.ndarray:
 def _read_timestamps(source: str, column: pd.Series) -> pd.DatetimeIndex:
     if pd.api.types.is_numeric_dtype(column):
         raise UserError(f"{source}: column {column.name} holds numbers and no dates; name another --timestamp_column.")
-    times = pd.to_datetime(column, errors="coerce", format="mixed")
+    times = _parse_dates(column)
     missing = np.flatnonzero(times.isna().to_numpy())
     if len(missing):
         raise UserError(
@@ -182,6 +199,21 @@ def _read_timestamps(source: str, column: pd.Series) -> pd.DatetimeIndex:
                 "above; sort the rows and keep one for each time."
             )
     return pd.DatetimeIndex(times)
+
+
+def _parse_dates(column: pd.Series) -> pd.Series:
+    """Dates as they are usually read, or with the day before the month if they go on evenly like that alone."""
+    read: list[pd.Series] = []
+    for day_first in (False, True):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of dates that can only be read the other way
+            try:
+                read.append(pd.to_datetime(column, errors="coerce", format="mixed", dayfirst=day_first))
+            except ValueError:  # across daylight saving, with its two distances from UTC
+                read.append(pd.to_datetime(column, errors="coerce", format="mixed", dayfirst=day_first, utc=True))
+    even = [times for times in read if times.notna().all() and _frequency(pd.DatetimeIndex(times)) is not None]
+    rising = [times for times in read if times.is_monotonic_increasing and times.is_unique]
+    return [*even, *rising, *read][0]
 
 
 def _frequency(times: pd.DatetimeIndex) -> Any:
@@ -200,13 +232,18 @@ def _even_out(series: Series) -> Series:
     common = steps.value_counts().index[0]
     if (steps == common).all() or _frequency(times) is not None:
         return series
-    places = ((times - times[0]) // common).to_numpy()
-    length = int(places[-1]) + 1
-    if (times != times[0] + common * places).any() or length > 2 * len(times):
+    is_working = common == pd.Timedelta(days=1) and _has_working_days_alone(times)
+    grid = pd.date_range(times[0], times[-1], freq="B" if is_working else common)
+    places = grid.get_indexer(times)
+    if (places < 0).any() or len(grid) > 2 * len(times):
         note = "Its timestamps are not evenly spaced: every row is taken as one time step."
         return replace(series, notes=(*series.notes, note))
-    values = np.full((length, len(series.columns)), np.nan)
+    values = np.full((len(grid), len(series.columns)), np.nan)
     values[places] = series.values
-    grid = pd.DatetimeIndex(times[0] + common * np.arange(length))
-    note = f"Its timestamps lack {length - len(times):,} steps of {common}, which are gaps now."
+    what = "working days" if is_working else f"steps of {common}"
+    note = f"Its timestamps lack {len(grid) - len(times):,} {what}, which are gaps now."
     return replace(series, values=values, timestamps=grid, notes=(*series.notes, note))
+
+
+def _has_working_days_alone(times: pd.DatetimeIndex) -> bool:
+    return len(times) > 5 and bool((times.day_of_week < 5).all())

@@ -278,6 +278,8 @@ def _parse(source: bytes, numbers: np.ndarray, where: str) -> np.ndarray:
     depth = np.cumsum(_STEPS[symbols], dtype=np.int32)
     if not len(symbols) or depth[-1] != 0 or (depth[:-1] < 1).any():
         raise UserError(f"{where}: the brackets do not match; an expression is a digit or like [MAX 2 [MIN 3 4 ] ].")
+    if ((_STEPS[symbols[:-1]] > 0) & (_STEPS[symbols[1:]] < 0)).any():
+        raise UserError(f"{where} has an operator without arguments; give it some, as in [MAX 2 3 ].")
     return symbols
 
 
