@@ -40,6 +40,10 @@ def main() -> None:
         training.output_dir = f"runs/lra/{arguments.task_name}"
     prepare(training, command.given)
     folder = Path(training.output_dir)
+    if not (model.model_config or model.model_name_or_path):
+        raise UserError(
+            f"No recipe says how large the model is; read configuration/lra/{arguments.task_name}.yaml first."
+        )
     if not (training.do_train or model.model_name_or_path):
         raise UserError("Nothing is trained: add --do_train, or name a model with --model_name_or_path.")
 

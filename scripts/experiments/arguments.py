@@ -13,6 +13,7 @@ import argparse
 import errno
 import json
 import math
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -58,6 +59,9 @@ def require_at_least(least: int, flags: Any, *names: str) -> None:
             raise UserError(f"--{name} is {value}; it must be at least {least}.")
 
 
+_BASE = "behind"  # the key of a recipe that names the one behind which it is read
+
+
 class _UniqueKeyLoader(yaml.SafeLoader):
     """PyYAML keeps the last of two equal keys without a word; here the second one is an error."""
 
@@ -74,6 +78,16 @@ class _UniqueKeyLoader(yaml.SafeLoader):
 
 def load_recipe(path: str | Path) -> dict[str, Any]:
     """The flags and values of a YAML file, in its order; a `UserError` if it is missing or holds anything else."""
+    return {flag: value for flag, value in _read_recipe(path).items() if flag != _BASE}
+
+
+def recipes_behind(path: str) -> list[str]:
+    """A recipe and, before it, the one behind which it says that it is read, and so on."""
+    base = _read_recipe(path).get(_BASE)
+    return [path] if base is None else [*recipes_behind(os.path.normpath(Path(path).parent / str(base))), path]
+
+
+def _read_recipe(path: str | Path) -> dict[str, Any]:
     try:
         recipe = yaml.load(Path(path).read_text(encoding="utf-8"), Loader=_UniqueKeyLoader) or {}
     except OSError as error:
@@ -149,7 +163,9 @@ def parse_command(
     recipe_parser.add_argument("--recipe", nargs="+", action="extend", default=[])
     known, flags = recipe_parser.parse_known_args(argv)
     default = quick_start if quick_start is not None and not argv else default_recipe
-    recipes = [str(path) for path in known.recipe or ([] if default is None else [default])]
+    named = [str(path) for path in known.recipe or ([] if default is None else [default])]
+    found = {Path(each).resolve(): each for path in named for each in recipes_behind(path)}
+    recipes = list(found.values())
     names = {option.lstrip("-") for action in parser._actions for option in action.option_strings}
     merged: dict[str, Any] = {}
     for path in recipes:

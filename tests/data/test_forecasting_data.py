@@ -121,15 +121,19 @@ def test_time_goes_on_across_daylight_saving():
     assert not series.notes
 
 
-@pytest.mark.parametrize("text", ["date;a\n2024-01-01;1.5\n2024-01-02;2.5\n", "date;a\n2024-01-01;1,5\n2024-01-02;2,5\n", "a\n1,7\n2,8\n"])
+@pytest.mark.parametrize(
+    "text", ["date;a\n2024-01-01;1.5\n2024-01-02;2.5\n", "date;a\n2024-01-01;1,5\n2024-01-02;2,5\n", "a\n1,7\n2,8\n"]
+)
 def test_other_separators_than_commas_are_refused(tmp_path, text):
     (tmp_path / "s.csv").write_text(text)
-    with pytest.raises(UserError, match="more fields than the line of names|the one column `date;a`; separate fields"):
+    with pytest.raises(
+        UserError, match=r"more fields than the line of names|the one column `date;a`; separate fields"
+    ):
         read_file(str(tmp_path / "s.csv"), None, None)
 
 
 def test_dates_under_another_name_are_offered_as_such():
-    with pytest.raises(UserError, match="column day holds .* in row 1, .*; name it as --timestamp_column"):
+    with pytest.raises(UserError, match=r"column day holds .* in row 1, .*; name it as --timestamp_column"):
         make_series("s", table().rename(columns={"date": "day"}), None, None)
 
 

@@ -12,7 +12,7 @@ import run_classification
 import run_forecasting
 import run_glue
 import run_lra
-from experiments.arguments import load_recipe, parse_args, parse_command
+from experiments.arguments import load_recipe, parse_args, parse_command, recipes_behind
 from experiments.comparisons.stages import start_of
 from experiments.comparisons.tables import TABLES
 from experiments.glue.tasks import TASKS
@@ -29,12 +29,15 @@ CONFIGURATION = Path(__file__).parents[2] / "configuration"
 PRETRAINING = pretrain_mlm.ARGUMENTS
 # Recipes that are read behind another one, and which.
 OVERLAYS = {
-    "classification/long_documents.yaml": "classification/base.yaml",
-    "glue/compare.yaml": "glue/base.yaml",
-    "glue/small_tasks.yaml": "glue/base.yaml",
-    **{f"lra/best/{task}.yaml": f"lra/{task}.yaml" for task in TASK_NAMES},
-    **{"lra/self_pretraining.yaml": "lra/listops.yaml"},
-}
+    path.relative_to(CONFIGURATION).as_posix(): Path(behind).relative_to(CONFIGURATION).as_posix()
+    for path in sorted(CONFIGURATION.rglob("*.yaml"))
+    for behind in recipes_behind(str(path))[:-1]
+} | {"lra/self_pretraining.yaml": "lra/listops.yaml"}
+
+
+def keys_of(path: Path) -> set[str]:
+    """What a recipe gives when it is named alone."""
+    return {key for behind in recipes_behind(str(path)) for key in load_recipe(behind)}
 
 
 def test_every_folder_is_tested():
@@ -95,14 +98,25 @@ def test_fine_tuning_recipes_parse(path):
     base = CONFIGURATION / "glue" / "base.yaml"
     parse_args(run_glue.ARGUMENTS, ["--recipe", str(base), str(path), *needed])
     given = parse_command(run_glue.ARGUMENTS, argv=["--recipe", str(path), *needed]).given
-    assert given.keys() - {"model_name_or_path", "task_name", "use_cpu"} == load_recipe(path).keys()
+    assert given.keys() - {"model_name_or_path", "task_name", "use_cpu"} == keys_of(path)
 
 
 @pytest.mark.parametrize("path", sorted((CONFIGURATION / "classification").glob("*.yaml")), ids=lambda path: path.stem)
 def test_classification_recipes_parse(path):
     needed = ["--model_name_or_path", "x", "--train_file", "x.csv", "--use_cpu"]
     given = parse_command(run_classification.ARGUMENTS, argv=["--recipe", str(path), *needed]).given
-    assert given.keys() - {"model_name_or_path", "train_file", "use_cpu"} == load_recipe(path).keys()
+    assert given.keys() - {"model_name_or_path", "train_file", "use_cpu"} == keys_of(path)
+
+
+def test_best_recipes_are_read_behind_the_task_s():
+    assert {name for name in OVERLAYS if name.startswith("lra/best/")} == {
+        f"lra/best/{name}.yaml" for name in TASK_NAMES
+    }
+    best, image = (str(CONFIGURATION / name) for name in ("lra/best/image.yaml", "lra/image.yaml"))
+    alone = parse_command(run_lra.ARGUMENTS, argv=["--recipe", best, "--use_cpu"])
+    assert alone.recipes == [image, best]
+    assert alone.given == parse_command(run_lra.ARGUMENTS, argv=["--recipe", image, best, "--use_cpu"]).given
+    assert alone.given["task_name"] == "image"
 
 
 @pytest.mark.parametrize("name", OVERLAYS)

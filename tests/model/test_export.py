@@ -1,5 +1,7 @@
 """Exported graphs, ONNX files and compiled models: one graph for every batch and length, with the model's numbers."""
 
+from typing import Any
+
 import onnxruntime
 import pytest
 import torch
@@ -101,8 +103,8 @@ def test_onnx_has_the_same_numbers(model_class, smoother_norm, num_positions, tm
     model = make_model(model_class, classifier_pooling="mean", **overrides).float().eval()
     example = make_batch([12, 7, 3]).inputs("left", 13)
     path = tmp_path / "model.onnx"
-    shapes = {"dynamic_shapes": DYNAMIC, "output_names": ["logits"]}
-    torch.onnx.export(model, (), str(path), kwargs=example, **shapes, dynamo=True, verbose=False)
+    options: dict[str, Any] = {"dynamic_shapes": DYNAMIC, "output_names": ["logits"], "dynamo": True}
+    torch.onnx.export(model, (), str(path), kwargs=example, verbose=False, **options)
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     assert {entry.name for entry in session.get_inputs()} == set(example)
     assert [entry.name for entry in session.get_outputs()] == ["logits"]

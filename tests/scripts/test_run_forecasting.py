@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 import run_forecasting
-from experiments.arguments import UserError, load_recipe, parse_args, parse_command
+from experiments.arguments import UserError, load_recipe, parse_args, parse_command, recipes_behind
 from experiments.forecasting.benchmarks import BENCHMARKS
 from experiments.forecasting.forecasters import build_forecaster
 from experiments.run_folder import METRICS_FILE
@@ -188,10 +188,8 @@ def test_recipes_parse_and_make_models():
         base = [] if path.name in ("base.yaml", "quickstart.yaml") else [str(RECIPES / "best" / "base.yaml")]
         forecaster, arguments, _ = parse_args(run_forecasting.ARGUMENTS, ["--recipe", *base, str(path), "--use_cpu"])
         build_forecaster(forecaster, arguments.context_length or 96, 96, 3)
-        assert (
-            parse_command(run_forecasting.ARGUMENTS, argv=["--recipe", str(path)]).given.keys()
-            == load_recipe(path).keys()
-        )
+        given = parse_command(run_forecasting.ARGUMENTS, argv=["--recipe", str(path)]).given
+        assert given.keys() == {key for behind in recipes_behind(str(path)) for key in load_recipe(behind)}
         if base:
             shared = load_recipe(base[0])
             assert not {key for key, value in load_recipe(path).items() if shared.get(key) == value}

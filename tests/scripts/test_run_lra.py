@@ -282,6 +282,10 @@ def test_bad_arguments_are_named(run, pictures, tmp_path):
         with pytest.raises(UserError, match=message):
             run(*flags)
         assert not (tmp_path / "run").exists()
+    masked = run_lra.CONFIGURATION / "lra" / "self_pretraining.yaml"
+    with pytest.raises(UserError, match=r"how large the model is; read configuration/lra/text\.yaml first"):
+        run("--task_name", "text", "--model_config", "{}", "--recipe", masked)
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_checkpoint_of_another_task_or_length_is_refused(run, pictures):
