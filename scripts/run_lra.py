@@ -40,7 +40,7 @@ def main() -> None:
         training.output_dir = f"runs/lra/{arguments.task_name}"
     prepare(training, command.given)
     folder = Path(training.output_dir)
-    if not (model.model_config or model.model_name_or_path):
+    if not (model.model_name_or_path or "model_config" in command.given):
         raise UserError(
             f"No recipe says how large the model is; read configuration/lra/{arguments.task_name}.yaml first."
         )

@@ -71,7 +71,12 @@ def test_graphs_compute_nothing_of_the_full_width(monkeypatch):
     model = make_model(SKTformerModel).eval()
     example, projected = make_batch([12, 7, 3]).inputs("left", 13), []
     project = SkeletonAttention._project
-    monkeypatch.setattr(SkeletonAttention, "_project", lambda *args: projected.append(args) or project(*args))
+
+    def note(*args):
+        projected.append(args)
+        return project(*args)
+
+    monkeypatch.setattr(SkeletonAttention, "_project", note)
     graph = torch.export.export(model, (), example, dynamic_shapes=DYNAMIC).module()
     compiled = torch.compile(model, backend="eager", fullgraph=True)
     expected = model(**example).last_hidden_state

@@ -282,9 +282,9 @@ def test_bad_arguments_are_named(run, pictures, tmp_path):
         with pytest.raises(UserError, match=message):
             run(*flags)
         assert not (tmp_path / "run").exists()
-    masked = run_lra.CONFIGURATION / "lra" / "self_pretraining.yaml"
-    with pytest.raises(UserError, match=r"how large the model is; read configuration/lra/text\.yaml first"):
-        run("--task_name", "text", "--model_config", "{}", "--recipe", masked)
+    (tmp_path / "recipe.yaml").write_text(json.dumps({"mask_probability": 0.5}))
+    with pytest.raises(UserError, match=r"how large the model is; read configuration/lra/image\.yaml first"):
+        run(*pictures)
     assert not (tmp_path / "run").exists()
 
 
