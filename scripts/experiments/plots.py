@@ -46,21 +46,32 @@ def plot_mean_curves(
     references: Mapping[str, Sequence[tuple[float, float]]] | None = None,
 ) -> None:
     """Draw mean and range over seeds of each model's curves, and single `references`; `labels` name the axes."""
-    with open_figure(path, title) as (_, axes):
+    styles = line_styles(curves)
+    with open_figure(path, title, (8.5, 4.6)) as (figure, axes):
         for name, seeds in curves.items():
             # Point by point: where time is on the axis, those of several seeds lie a little apart.
             points = list(zip(*seeds, strict=False))
             places, means = ([np.mean([p[axis] for p in of_seeds]) for of_seeds in points] for axis in (0, 1))
             lowest, highest = ([of(p[1] for p in of_seeds) for of_seeds in points] for of in (min, max))
             label = f"{name} ({means[-1]:.2f})" if means else name
-            (line,) = axes.plot(places, means, marker="o", ms=4 if len(places) < 50 else 0, label=label)
-            axes.fill_between(places, lowest, highest, color=line.get_color(), alpha=0.2, lw=0)
+            axes.plot(places, means, ms=5 if len(places) < 50 else 0, label=label, **styles[name])
+            axes.fill_between(places, lowest, highest, color=styles[name]["color"], alpha=0.2, lw=0)
         for number, (name, known) in enumerate((references or {}).items()):
             style = {"color": "0.4", "ls": ("--", ":")[number % 2], "lw": 1.4, "marker": "x", "ms": 4}
             if known:
                 axes.plot(*zip(*known, strict=True), label=f"{name} ({known[-1][1]:.2f})", **style)
         axes.set(xlabel=labels[0], ylabel=labels[1])
-        axes.legend(frameon=False)
+        # Beside the picture, where it lies on no curve.
+        figure.legend(frameon=False, fontsize="small", loc="outside right center")
+
+
+def line_styles(names: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """A colour, a marker and a dash for each name, so that lines which lie on each other are told apart."""
+    colours = ["black", *plt.get_cmap("tab10").colors]  # type: ignore[attr-defined]
+    return {
+        name: {"color": colours[n % 11], "marker": "os^Dv<>PX*h"[n % 11], "ls": ("-", "--")[n % 2], "lw": 1.3}
+        for n, name in enumerate(names)
+    }
 
 
 def plot_task_curves(histories: Mapping[str, Iterable[Mapping[str, float]]], path: str | Path, title: str) -> None:
@@ -113,11 +124,7 @@ def plot_benchmark(
     `curves` has for each case, a row of two panels, each model's (length in tokens, time in ms, memory in MiB).
     """
     names = list(dict.fromkeys(name for models in curves.values() for name in models))
-    colours = ["black", *plt.get_cmap("tab10").colors]  # type: ignore[attr-defined]
-    styles = {
-        name: {"color": colours[n % 11], "marker": "os^Dv<>PX*h"[n % 11], "ls": ("-", "--")[n % 2], "lw": 1.3}
-        for n, name in enumerate(names)
-    }
+    styles = line_styles(names)
     with open_figure(path, title, (11, 4.2 * len(curves) + 0.3), (len(curves), 2)) as (figure, panels):
         for row, (case, models) in zip(panels, curves.items(), strict=True):
             lengths = sorted({point[0] for points in models.values() for point in points})
