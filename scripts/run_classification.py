@@ -69,6 +69,7 @@ def main() -> None:
         texts=f"{', '.join(data.columns)} of {', '.join(dict.fromkeys(part.source for part in data.parts.values()))}",
         split=data.held_out or "as given",
         labels=format_names(data.problem.labels) or "numbers",
+        inputs="" if texts.excerpt_length else classifier.describe_lengths(splits.values(), collator.max_length or 0),
         run=f"finished, in {folder}" if finished else "",
         model="" if job else progress.describe_model(model, f"from {checkpoint.model_name_or_path}"),
     )

@@ -293,6 +293,15 @@ def test_a_longer_input_lengthens_the_model(run, files):
     assert json.loads((folder / "tokenizer_config.json").read_text())["model_max_length"] == 48
 
 
+def test_texts_that_are_cut_are_counted(run, files, caplog):
+    caplog.set_level("INFO")
+    run("--train_file", files / "train.csv", "--max_seq_length", 8, epochs=1)
+    assert "Inputs:   90 of 90 fill 8 tokens, behind which texts are cut; see --max_seq_length" in caplog.text
+    caplog.clear()
+    run("--train_file", files / "train.csv", "--overwrite", epochs=1)
+    assert "Inputs:" not in caplog.text
+
+
 def test_adapters_are_trained_and_predict(run, files):
     pytest.importorskip("peft")
     flags = [

@@ -1,7 +1,7 @@
 """A model that classifies texts and its tokenizer, made for one another."""
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,14 @@ def encode_texts(
         return dict(tokenizer(*(batch[column] for column in columns), truncation=True, max_length=max_length))
 
     return rows.map(encode, batched=True, remove_columns=list(columns), num_proc=workers, desc="Tokenizing")
+
+
+def describe_lengths(parts: Iterable[Dataset], max_length: int) -> str:
+    """Words for the first lines of a run: how many encoded texts are cut, if any may be."""
+    lengths = [len(ids) for part in parts for ids in part["input_ids"]]
+    full = sum(length >= max_length for length in lengths)
+    words = f"{full:,} of {len(lengths):,} fill {max_length:,} tokens, behind which texts are cut; see --max_seq_length"
+    return words if full else ""
 
 
 def make_collator(tokenizer: Any, max_length: int, pad_to_max_length: bool = False) -> DataCollatorWithPadding:
