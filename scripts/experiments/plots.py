@@ -108,7 +108,8 @@ def plot_task_scores(
             deviations = [spreads.get(name, {}).get(task, 0.0) for task in known]
             values, marker = [scores[task] for task in known], "os^Dv<>"[number % 7]
             axes.errorbar(places, values, yerr=deviations, fmt=marker, ms=6, label=name)
-        axes.set_xticks(range(len(tasks)), tasks)
+        crowded = max(map(len, tasks), default=0) > 12
+        axes.set_xticks(range(len(tasks)), tasks, rotation=30 if crowded else 0, ha="right" if crowded else "center")
         axes.set_ylabel(label)
         axes.legend(frameon=False, fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5))
 

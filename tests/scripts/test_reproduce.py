@@ -130,6 +130,24 @@ def test_a_table_is_a_description(make, stage, tmp_path, capsys):
         assert flags in log
 
 
+def test_curves_are_drawn_against_steps_and_time_and_scores_by_row(make, stage, tmp_path, monkeypatch):
+    (case, _), curve = stage.cases, stage.curves[0]
+    text, _ = make([replace(stage, cases=(case,), curves=(curve, replace(curve, against="minutes of training")))])
+    for name in ("test.png", "test-minutes-of-training.png"):
+        assert f"({name})" in text
+        assert (tmp_path / "results" / name).read_bytes().startswith(b"\x89PNG")
+    drawn = []
+    monkeypatch.setattr(report, "plot_task_scores", lambda *args: drawn.append(args))
+    measures = (Measure("measured", "eval_loss"), Measure("published", "score", pooled=True), stage.measures[0])
+    text, _ = make([replace(stage, cases=(case,), measures=measures, drawn_by_row=2, label="loss")])
+    means, spreads, path, _, label = drawn[0]
+    assert list(means) == ["measured", "published"]
+    assert means["measured"] == pytest.approx({"ours": 5.0, "theirs": 4.0})
+    assert spreads["published"] == {"ours": 0, "theirs": 0}
+    assert (path.name, label) == ("test.png", "loss")
+    assert "![Scores](test.png)" in text
+
+
 def test_rows_go_on_where_they_were_cut_short(make, stage, tmp_path):
     first = make([stage])
     before = files_below(tmp_path / "out")

@@ -337,7 +337,7 @@ def test_columns_have_the_paper_s_figures():
                 for measure in TABLES[name].stages[0].measures:
                     for _, key in measure.baselines:
                         assert 0 < functools.reduce(operator.getitem, key.split("."), metrics) < 1
-                for _, key in TABLES[name].stages[0].curve.baselines:
+                for _, key in TABLES[name].stages[0].curves[0].baselines:
                     assert functools.reduce(operator.getitem, key.split("."), metrics).keys() >= {"500", "5000"}
                 assert case.title
                 if noise == 0 and name == "lra_noise":

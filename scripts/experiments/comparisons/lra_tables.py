@@ -8,7 +8,10 @@ from experiments.lra.published import CURVE_STEPS, NOISES, ROWS, TASK_NAMES
 
 _TITLES = dict(zip(TASK_NAMES, ("ListOps", "Text", "Retrieval", "Image", "Pathfinder"), strict=True))
 _DATA = ("data_dir", "dataset_name", "cache_dir")
+# What a number is of, and what it takes.
 _COSTS = (
+    Measure("length", "max_length", format=",.0f", pooled=True),
+    Measure("test examples", "eval_test_samples", format=",.0f", pooled=True),
     Measure("parameters", "parameters", format=",.0f", pooled=True),
     Measure("step (ms)", "step_time_ms", "lowest", ".0f", pooled=True),
 )
@@ -19,8 +22,7 @@ _TEXT = (
 )
 _NOTES = (
     "- Accuracy over all test examples, of the model that is best on validation where the column names no step.",
-    "- Every architecture has the same sizes, pools by the mean and has the same head. SKTformer keeps the paper's "
-    "learning rate, every other one gets its own.",
+    "- Every architecture has the same sizes, pools by the mean and has the same head.",
     "- FNet takes no mask: where inputs are padded, its answers depend on the batch. Nystromformer is linear where "
     "none is, and has full attention where some are.",
     "- Rows marked as the paper's are reprints of its tables, on data and a split of its own.",
@@ -41,7 +43,7 @@ def _stage(task: str, what: str, runs: str, cases: tuple[Case, ...], measures: t
         cases=cases,
         measures=measures,
         learning_rates=(1e-4, 3e-4, 1e-3),
-        curve=Curve("validation accuracy", "eval_accuracy", "accuracy (%)", 100, "minutes of training"),
+        curves=(Curve("validation accuracy", "eval_accuracy", "accuracy (%)", 100, "minutes of training"),),
     )
 
 
@@ -72,7 +74,8 @@ def _curves(task: str, num_steps: int) -> Table:
     stage = _stage(task, "curves", "lra_curves", (case,), (*measures, *_COSTS))
     published = tuple((f"{which} smoother (paper)", f"published.curve.{which}") for which in ("with", "without"))
     curve = Curve("test accuracy", "eval_test_accuracy", "accuracy (%)", 100, baselines=published)
-    return _table(task, "learning curves", replace(stage, curve=curve))
+    timed = replace(curve, against="minutes of training", baselines=())
+    return _table(task, "learning curves", replace(stage, curves=(curve, timed)))
 
 
 def _noise() -> Table:
@@ -87,7 +90,7 @@ def _noise() -> Table:
 def _analysis(task: str, runs: str, title: str) -> Table:
     """The impact of r, s1 and s2, or the ablation: the paper's figure beside ours."""
     stage = _stage(task, runs, f"lra_{runs}", (Case(_TITLES[task]),), (_accuracy("accuracy (%)"), _SETTING, *_COSTS))
-    return _table(task, title, replace(stage, learning_rates=()))
+    return _table(task, title, replace(stage, learning_rates=(), drawn_by_row=2, label="accuracy (%)"))
 
 
 def _self_pretraining(task: str) -> Table:

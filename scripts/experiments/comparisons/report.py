@@ -1,12 +1,12 @@
 """What a comparison has measured, as Markdown, JSON and pictures."""
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments.comparisons.stages import SEARCH_SEED, Measure, Outcomes, Stage, Table, start_of
+from experiments.comparisons.stages import SEARCH_SEED, Case, Measure, Outcomes, Stage, Table, start_of
 from experiments.plots import plot_mean_curves, plot_task_scores
 from experiments.results import command_line, format_origin, format_table, write_results
 from modeling_sktformer import SKTformerConfig
@@ -141,23 +141,32 @@ def _describe_searches(outcomes: Sequence[Outcomes]) -> list[str]:
 
 
 def _plot(name: str, table: Table, columns: Sequence[Column], outcomes: Outcomes, folder: Path) -> list[str]:
-    """Scores by case where a stage has their mean, else a picture of curves for each case; gives the links."""
+    """Draw what the last stage says that is drawn; gives the links."""
     stage = table.stages[-1]
-    rows = stage.rows()
+    rows = list(stage.rows())
+    if not (stage.has_mean or stage.drawn_by_row):
+        return [link for case in stage.cases for link in _plot_curves(name, stage, case, outcomes, folder)]
     if stage.has_mean:
-        shown = [column for column in columns if column.title in {case.title for case in stage.cases}]
-        means, spreads = (
-            {row: {column.title: of(column.values[row]) for column in shown} for row in rows}
-            for of in (statistics.mean, statistics.stdev)
-        )
-        plot_task_scores(
-            means, spreads, folder / f"{name}.png", f"{table.title}, mean and standard deviation", stage.label
-        )
-        return [f"![Scores]({name}.png)"]
-    links, curve = [], stage.curve
-    for case in stage.cases:
-        file = f"{name}-{case.key}.png" if len(stage.cases) > 1 else f"{name}.png"
-        measured = {row: outcomes[row, case.key].metrics for row in rows if (row, case.key) in outcomes}
+        shown = {column.title: column.values for column in columns if column.title in {c.title for c in stage.cases}}
+        scores = {row: {title: values[row] for title, values in shown.items()} for row in rows}
+    else:
+        own = {measure.title for measure in stage.measures[: stage.drawn_by_row]}
+        scores = {column.title: column.values for column in columns if column.title in own}
+    means, spreads = (
+        {line: {place: of(values) for place, values in of_line.items()} for line, of_line in scores.items()}
+        for of in (statistics.mean, lambda values: statistics.stdev(values) if len(values) > 1 else 0.0)
+    )
+    plot_task_scores(
+        means, spreads, folder / f"{name}.png", f"{table.title}, mean and standard deviation", stage.label
+    )
+    return [f"![Scores]({name}.png)"]
+
+
+def _plot_curves(name: str, stage: Stage, case: Case, outcomes: Outcomes, folder: Path) -> Iterator[str]:
+    measured = {row: outcomes[row, case.key].metrics for row in stage.rows() if (row, case.key) in outcomes}
+    for curve in stage.curves:
+        words = [name, case.key if len(stage.cases) > 1 else "", "" if curve is stage.curves[0] else curve.against]
+        file = "-".join(filter(None, words)).replace(" ", "-") + ".png"
         curves = {row: [curve.points(metrics, case.minutes) for metrics in of_row] for row, of_row in measured.items()}
         title = f"{case.title}: mean {curve.title} over the seeds, with their range"
         longest = max((x for of_row in curves.values() for points in of_row for x, _ in points), default=0)
@@ -167,5 +176,4 @@ def _plot(name: str, table: Table, columns: Sequence[Column], outcomes: Outcomes
             for name, values in known.items()
         }
         plot_mean_curves(curves, folder / file, title, (curve.against, curve.label), references)
-        links.append(f"![{curve.title.capitalize()}, {case.title}]({file})")
-    return links
+        yield f"![{curve.title.capitalize()}, {case.title}]({file})"

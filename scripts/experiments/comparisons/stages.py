@@ -123,8 +123,11 @@ class Stage:
     search_steps: int | None = None  # that choose it, by default as many as are compared
     one_rate: bool = False  # whether the first case chooses it for all of them
     has_mean: bool = False  # whether a column has the mean of the last measure over the cases
-    label: str = "score (%)"  # of that measure in the picture of all cases
-    curve: Curve = Curve()  # in the picture of each case where there is no mean
+    label: str = "score (%)"  # of that measure in a picture of scores
+    # What is drawn: scores by case, where there is a mean of them; else scores of the first measures by row, as many
+    # as this says; else these curves, for each case.
+    drawn_by_row: int = 0
+    curves: tuple[Curve, ...] = (Curve(),)
 
     def recipe(self) -> dict[str, Any]:
         """The flags of the recipes, of which the last one wins."""

@@ -217,7 +217,7 @@ TABLES = {
                 ),
                 search_steps=200,
                 one_rate=True,
-                curve=Curve(against="minutes of training"),
+                curves=(Curve(against="minutes of training"), Curve()),
             ),
         ),
         (
