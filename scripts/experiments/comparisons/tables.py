@@ -62,6 +62,28 @@ _GLUE = Stage(
 )
 
 
+# How a head reads a sequence, and at which rate it learns: of the checkpoints that authorship starts from.
+_POOLING = replace(
+    _GLUE,
+    folder="pooling",
+    runs="pooling.txt",
+    recipes=("glue/base.yaml",),
+    cases=(Case("SST-2", "sst2", ("--task_name", "sst2", "--max_train_samples", "4000", "--save_strategy", "no")),),
+    has_mean=False,
+    drawn_by_row=1,
+    learning_rates=(1e-4, 3e-4, 1e-3),
+)
+_BOOKS = replace(
+    _PRETRAINING,
+    folder="authorship/pretraining",
+    runs="pretrain_books.txt",
+    recipes=("pretrain/compare.yaml", "pretrain/compare_books.yaml"),
+    cases=(Case("", flags=("--document_unit", "file")),),
+    measures=(_PRETRAINING.measures[0], Measure("pre-training loss", "eval_loss", "lowest")),
+    learning_rates=(),
+)
+
+
 def _excerpts(length: int, most: int, batch: int, rows: tuple[str, ...] = ()) -> Case:
     """Books whose authors stand first in the names of their files, in at most so many excerpts each."""
     flags = ["--do_train", "--do_eval", "--do_predict", "--label_from_file_name", "^([^_]+)_"]
@@ -181,15 +203,7 @@ TABLES = {
         "{1[num_train_epochs]} epochs on excerpts of these books, spread evenly over each. Excerpts of test books "
         "are then attributed, and a book by the mean of the probabilities of its excerpts. {data}.",
         (
-            replace(
-                _PRETRAINING,
-                folder="authorship/pretraining",
-                runs="pretrain_books.txt",
-                recipes=("pretrain/compare.yaml", "pretrain/compare_books.yaml"),
-                cases=(Case("", flags=("--document_unit", "file")),),
-                measures=(_PRETRAINING.measures[0], Measure("pre-training loss", "eval_loss", "lowest")),
-                learning_rates=(),
-            ),
+            _BOOKS,
             _AUTHORSHIP,
         ),
         (
@@ -197,6 +211,15 @@ TABLES = {
             "- For 4,096 tokens an SKTformer of 512 is lengthened, which a BERT cannot be.",
             f"- {TFIDF}: logistic regression on the frequencies of words and pairs of words in the same excerpts.",
         ),
+    ),
+    "pooling": Table(
+        "Pooling: what a classifier reads of a sequence",
+        "Models pre-trained on books with every seed, {0[max_steps]:,} steps of {0[global_batch_size]} sequences of "
+        "{0[max_seq_length]} tokens, then fine-tuned with the same seed on the first 4,000 texts of SST-2: "
+        "{1[num_train_epochs]} epochs of {1[per_device_train_batch_size]} texts a batch, by the first token or the "
+        "mean over all (`classifier_pooling`). Accuracy on the evaluation part in percent. {data}.",
+        (_BOOKS, _POOLING),
+        (f"- {MAJORITY}: the commonest label of the training part for every text.",),
     ),
     "frontier": Table(
         "The frontier: what minutes of training buy, by the length of documents",
