@@ -244,6 +244,7 @@ def test_data_that_is_not_there_is_explained(tmp_path, monkeypatch, arguments, m
         ({"task_name": ["CoLA"]}, "--task_name CoLA"),
         ({"task_name": ["cola", "rte"], "train_file": "a"}, "--train_file belongs to one task.*--data_dir"),
         ({"task_name": ["all"], "test_file": "a"}, "--test_file belongs to one task"),
+        ({"task_name": ["all"], "dataset_config_name": "a"}, "--dataset_config_name a is the part of one task"),
         ({"train_file": "a"}, "--train_file is given without --validation_file"),
         ({"validation_file": "a", "data_dir": "b"}, "--validation_file and --data_dir"),
         ({"max_train_samples": 0}, "--max_train_samples is 0"),

@@ -87,6 +87,7 @@ class GlueArguments:
 
     task_name: list[str] = flag(MISSING, f"Tasks to run, in this order: {', '.join(TASKS)}; or `all`.")
     dataset_name: str = flag("nyu-mll/glue", "Data set of the Hub with a part per task.")
+    dataset_config_name: str | None = flag(None, "The part of it that holds the one task, if not that of its name.")
     dataset_revision: str | None = flag(None, "Its commit, tag or branch.")
     data_dir: str | None = flag(None, f"Folder with a folder per task: train{'|'.join(TABLE_READERS)} and so on.")
     train_file: str | None = flag(None, "Local training file of the one task.")
@@ -107,6 +108,8 @@ class GlueArguments:
             raise UserError(f"--task_name {' '.join(unknown)}: the tasks are {', '.join(TASKS)}, and `all`.")
         self.task_name = [name for name in TASKS if name in self.task_name or "all" in self.task_name]
         files = [name for name in ("train_file", "validation_file", "test_file") if getattr(self, name)]
+        if self.dataset_config_name and len(self.task_name) > 1:
+            raise UserError(f"--dataset_config_name {self.dataset_config_name} is the part of one task; name one.")
         if files and len(self.task_name) > 1:
             raise UserError(f"--{files[0]} belongs to one task; give --data_dir for {len(self.task_name)} tasks.")
         if files and self.data_dir:
@@ -172,12 +175,12 @@ def _read_split(task: GlueTask, split: str, arguments: GlueArguments) -> tuple[s
     if arguments.inputs():
         file = _find_split(task, split, arguments) if arguments.data_dir else _given_file(task, split, arguments)
         return str(file), read_table_file(file, arguments.cache_dir)
-    name = f"{arguments.dataset_name} ({task.name}, {split})"
+    name = f"{arguments.dataset_name} ({arguments.dataset_config_name or task.name}, {split})"
     if arguments.dataset_name.count("/") != 1:
         raise UserError(f"--dataset_name {arguments.dataset_name}: ids of the Hub have the form owner/name.")
     options = {"split": split, "revision": arguments.dataset_revision, "cache_dir": arguments.cache_dir}
     with explained_errors(name, "--data_dir", "give a data set with a part for each task"):
-        return name, load_dataset(arguments.dataset_name, task.name, **options)
+        return name, load_dataset(arguments.dataset_name, arguments.dataset_config_name or task.name, **options)
 
 
 def _given_file(task: GlueTask, split: str, arguments: GlueArguments) -> Path:

@@ -381,9 +381,12 @@ def test_a_data_set_of_the_hub_is_named_in_the_card(tmp_path, recipe, monkeypatc
 
     def load(name, part, split, **options):
         read.append((name, part, split))
-        return Dataset.from_list(make_rows(TASKS[part], split))
+        return Dataset.from_list(make_rows(TASKS[part.removesuffix("-small")], split))
 
     monkeypatch.setattr("experiments.glue.tasks.load_dataset", load)
     run(monkeypatch, "--recipe", recipe, "--task_name", "cola", "--dataset_name", "me/my-glue")
     assert read == [("me/my-glue", "cola", "train"), ("me/my-glue", "cola", "validation")]
     assert "datasets:\n- me/my-glue" in (tmp_path / "run" / "cola" / "README.md").read_text()
+    named = ["--dataset_name", "me/my-glue", "--dataset_config_name", "rte-small"]
+    run(monkeypatch, "--recipe", recipe, "--task_name", "rte", *named)
+    assert read[2:] == [("me/my-glue", "rte-small", "train"), ("me/my-glue", "rte-small", "validation")]
