@@ -1,8 +1,8 @@
 """
 Losses of the heads, which keep float64 and count what they average over once over all accumulated batches.
 
-`PreTrainedModel.loss_function` does not: it casts to float32, and divides the losses of several labels and of numbers by
-the batch that it sees.
+`PreTrainedModel.loss_function` does not: it casts to float32, and divides the losses of several labels and of numbers
+by the batch that it sees.
 """
 
 import torch
