@@ -11,7 +11,7 @@ from model.test_auto_classes import run_without_package
 from modeling_sktformer import SKTformerConfig, SKTformerForPrediction
 from modeling_sktformer.forecasting import fourier_extrapolation, measure_series
 from support.builders import assert_equal
-from support.reference import naive_linear, naive_skeleton_attention, naive_smoother, under
+from support.reference import naive_layer, naive_linear, under
 
 
 CONTEXT, HORIZON, CHANNELS = 13, 17, 3
@@ -82,12 +82,7 @@ def naive_forecast(model: SKTformerForPrediction, past: torch.Tensor) -> torch.T
             layer = under(weights, f"encoder.layers.{number}")
             if "encoder.landmark_order" in weights:
                 layer["attention.landmark_order"] = weights["encoder.landmark_order"][number]
-            norm = under(layer, "attention_norm")
-            inputs = torch.nn.functional.layer_norm(
-                states, states.shape[-1:], norm["weight"], norm["bias"], config.layer_norm_eps
-            )
-            (smoothed,) = naive_smoother(under(layer, "smoother"), layer_config, [inputs], training=False)
-            states = states + naive_skeleton_attention(under(layer, "attention"), layer_config, smoothed)[0]
+            (states,) = naive_layer(layer, layer_config, [states], training=False)
         decoded = naive_linear(under(weights, "decoder"), states)
         times = range(config.context_length, config.context_length + config.prediction_length)
         waves = [naive_extrapolation(column.tolist(), config.num_harmonics, times) for column in decoded.unbind(1)]
@@ -134,8 +129,13 @@ def test_extrapolation_keeps_the_data_type_and_is_exact_in_float32():
 @pytest.mark.parametrize("channel_independence", [False, True])
 @pytest.mark.parametrize(
     "overrides",
-    [{}, {"num_harmonics": 2, "scaling_location": "last", "scaling_epsilon": 1e-5}],
-    ids=["paper", "other"],
+    [
+        {},
+        {"num_harmonics": 2, "scaling_location": "last", "scaling_epsilon": 1e-5},
+        {"num_harmonics": 1000, "use_mlp": True},
+        {"num_harmonics": 0, "scaling_location": "last", "embed_level": True},
+    ],
+    ids=["paper", "other", "best", "best for Exchange"],
 )
 def test_forecasts_are_the_listing_s(channel_independence, overrides):
     model = make_forecaster(channel_independence=channel_independence, **overrides)

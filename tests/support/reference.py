@@ -156,8 +156,11 @@ def naive_layer(weights: Weights, config, sequences: list[Tensor], training: boo
     for states, attention_input in zip(sequences, inputs, strict=True):
         attended, _ = naive_skeleton_attention(under(weights, "attention"), config, attention_input)
         states = states + attended + (attention_input if config.use_smoother_residual else 0)
-        hidden = naive_linear(under(weights, "mlp.up_proj"), naive_layer_norm(under(weights, "mlp_norm"), states, eps))
-        outputs.append(states + naive_linear(under(weights, "mlp.down_proj"), naive_gelu(hidden)))
+        if config.use_mlp:
+            normalised = naive_layer_norm(under(weights, "mlp_norm"), states, eps)
+            hidden = naive_gelu(naive_linear(under(weights, "mlp.up_proj"), normalised))
+            states = states + naive_linear(under(weights, "mlp.down_proj"), hidden)
+        outputs.append(states)
     return outputs
 
 
