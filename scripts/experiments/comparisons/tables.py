@@ -124,7 +124,7 @@ def _forecasting(task: str) -> Table:
     stage = Stage(
         folder=f"forecasting-{task}",
         script="run_forecasting.py",
-        runs=f"forecasting_{task}.txt",
+        runs="forecasting_exchange.txt" if task == "exchange" else "forecasting_compare.txt",
         recipes=(),
         data=("data_dir",),
         cases=tuple(
@@ -189,8 +189,8 @@ TABLES = {
         ),
         (
             *format_definitions([case.name for case in _GLUE.cases]),
-            "- SKTformer classifies by its first token, as the others do; SKTformer-mean by the mean over its tokens "
-            "(`classifier_pooling`).",
+            "- SKTformer classifies by its first token, as the others do; SKTformer-mean and -best by the mean over "
+            "their tokens (`classifier_pooling`).",
             "- FNet takes no mask: what it answers depends on the padding of the batch.",
             "- Nystromformer has full attention, as transformers ships it: its linear mode takes no padded batch.",
             "- majority: the commonest label of the training part for every text, for STS-B the mean similarity.",
@@ -249,6 +249,6 @@ TABLES = {
             "is not said here.",
         ),
     ),
-    **{f"forecasting_{task}": _forecasting(task) for task in ("exchange", "etth1")},
+    **{f"forecasting_{task}": _forecasting(task) for task in BENCHMARKS},
     **lra_tables.TABLES,
 }
