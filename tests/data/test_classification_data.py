@@ -1,6 +1,7 @@
 """A user's own texts: found, read, checked, cut and split; metrics and baselines."""
 
 import json
+import warnings
 
 import numpy as np
 import pytest
@@ -333,6 +334,10 @@ def test_metrics_have_their_known_values():
     assert numbers == pytest.approx({"pearson": 0.9819805, "spearmanr": 1.0, "mse": 1 / 3})
     constant = measure(Problem(REGRESSION, ()), np.ones((3, 1)), [1.0, 2.0, 3.0], range(3))
     assert constant["pearson"] == constant["spearmanr"] == 0.0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        alone = measure(single, chances[:1], [0], range(1))
+    assert alone == {"accuracy": 1.0, "macro_f1": 1.0, "matthews_correlation": 0.0}
 
 
 def test_a_document_is_decided_by_the_mean_of_its_excerpts():

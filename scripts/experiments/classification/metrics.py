@@ -109,6 +109,8 @@ def _measure(problem: Problem, decided: np.ndarray, expected: np.ndarray) -> dic
     else:
         micro, macro = (f1_score(expected, decided, average=kind, zero_division=0.0) for kind in ("micro", "macro"))
         right = accuracy_score(expected, decided)
-        is_single = problem.kind == SINGLE
-        values = [right, macro, matthews_corrcoef(expected, decided)] if is_single else [micro, macro, right]
+        values = [micro, macro, right]
+        if problem.kind == SINGLE:  # a correlation of a single label is none, of which scikit-learn warns
+            several = len({*expected.tolist(), *decided.tolist()}) > 1
+            values = [right, macro, matthews_corrcoef(expected, decided) if several else 0.0]
     return dict(zip(METRICS[problem.kind], map(float, values), strict=True))
