@@ -14,6 +14,7 @@ from modeling_sktformer import (
     SKTformerModel,
 )
 from modeling_sktformer.attention import SkeletonAttention
+from modeling_sktformer.smoothing import ConvolutionStem
 from support.builders import (
     MODELS,
     PAIR_HEADS,
@@ -86,6 +87,24 @@ def test_graphs_compute_nothing_of_the_full_width(monkeypatch):
         layer.compile(backend="eager", fullgraph=True)
     assert_equal(model(**example).last_hidden_state, expected)
     assert not projected
+
+
+def test_layers_compiled_alone_fold_as_the_plain_code_does(monkeypatch):
+    model, folded = make_model(SKTformerModel).eval(), []
+    forward_folded = ConvolutionStem.forward_folded
+
+    def note(*args):
+        folded.append(args)
+        return forward_folded(*args)
+
+    monkeypatch.setattr(ConvolutionStem, "forward_folded", note)
+    batch = make_batch([16] * 400).inputs()
+    expected = model(**batch).last_hidden_state
+    assert len(folded) == model.config.num_hidden_layers
+    for layer in model.encoder.layers:
+        layer.compile(backend="eager", fullgraph=True)
+    assert_equal(model(**batch).last_hidden_state, expected)
+    assert len(folded) == 2 * model.config.num_hidden_layers
 
 
 @pytest.mark.parametrize("model_class", PAIR_HEADS)
