@@ -169,7 +169,8 @@ def _read_numbers(source: str, column: pd.Series) -> np.ndarray:
     numbers = pd.to_numeric(column, errors="coerce").to_numpy(dtype=float)
     wrong = np.flatnonzero((np.isnan(numbers) & column.notna().to_numpy()) | np.isinf(numbers))
     if len(wrong):
-        is_date = pd.to_datetime(column, errors="coerce", format="mixed", utc=True).notna().all()
+        is_text = not pd.api.types.is_numeric_dtype(column)
+        is_date = is_text and pd.to_datetime(column, errors="coerce", format="mixed", utc=True).notna().all()
         way = "name it as --timestamp_column if it says when" if is_date else "mend it"
         raise UserError(
             f"{source}: column {column.name} holds `{column.iloc[wrong[0]]}` in row {wrong[0] + 1}, which is no "
