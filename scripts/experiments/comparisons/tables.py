@@ -69,6 +69,7 @@ _POOLING = replace(
     runs="pooling.txt",
     recipes=("glue/base.yaml",),
     cases=(Case("SST-2", "sst2", ("--task_name", "sst2", "--max_train_samples", "4000", "--save_strategy", "no")),),
+    measures=(replace(_GLUE.measures[0], title="accuracy (%)"),),
     has_mean=False,
     drawn_by_row=1,
     learning_rates=(1e-4, 3e-4, 1e-3),
@@ -217,7 +218,7 @@ TABLES = {
         "Models pre-trained on books with every seed, {0[max_steps]:,} steps of {0[global_batch_size]} sequences of "
         "{0[max_seq_length]} tokens, then fine-tuned with the same seed on the first 4,000 texts of SST-2: "
         "{1[num_train_epochs]} epochs of {1[per_device_train_batch_size]} texts a batch, by the first token or the "
-        "mean over all (`classifier_pooling`). Accuracy on the evaluation part in percent. {data}.",
+        "mean over all (`classifier_pooling`). {data}.",
         (_BOOKS, _POOLING),
         (f"- {MAJORITY}: the commonest label of the training part for every text.",),
     ),
