@@ -170,6 +170,9 @@ def test_reviews_are_read_from_folders_and_tables(tmp_path):
     (tmp_path / "b" / "train.csv").unlink()
     with pytest.raises(UserError, match="train, text 1 is empty"):
         texts.read_reviews(tmp_path / "b", 9)
+    (tmp_path / "a" / "test" / "pos" / "7.txt").write_text(" \n")
+    with pytest.raises(UserError, match=r"pos/7.txt is empty"):
+        texts.read_reviews(tmp_path / "a", 9)
     (tmp_path / "c").mkdir()
     with pytest.raises(UserError, match="neither a folder train nor a table"):
         texts.read_reviews(tmp_path / "c", 9)

@@ -1,4 +1,4 @@
-"""The README, done: its commands in order with two steps in place of hundreds, and every block of Python by itself."""
+"""The guides, done: their commands in order with two steps in place of hundreds, and every block of Python by itself."""
 
 import json
 import os
@@ -59,8 +59,8 @@ def run_blocks(blocks, folder):
 
 
 def run_script(command, folder, *more):
-    """A command of the README, in another folder than the project's."""
-    script, *flags = shlex.split(command.split("accelerate launch ")[1])
+    """A command of a document, in another folder than the project's."""
+    script, *flags = shlex.split(command[command.index("scripts/") :])
     flags = [str(ROOT / flag) if flag.startswith("configuration/") else flag for flag in flags]
     result = subprocess.run(
         [sys.executable, str(ROOT / script), *flags, *more, "--use_cpu"],
@@ -92,6 +92,43 @@ def test_the_five_steps_and_every_block_of_python(tmp_path):
     result = run_blocks(python_blocks(DOCUMENTS), tmp_path)
     assert result.returncode == 0, result.stderr[-5000:]
     assert (tmp_path / "model.onnx").is_file()
+
+
+def commands_of(document, *scripts):
+    text = (ROOT / "model_cards" / document).read_text(encoding="utf-8").replace("\\\n", " ")
+    blocks = "".join(re.findall(r"```bash\n(.*?)```", text, re.DOTALL))
+    return [line for line in blocks.splitlines() if any(f"scripts/{script}" in line for script in scripts)]
+
+
+@pytest.mark.slow
+def test_the_guide_to_long_documents(tmp_path):
+    words = "the quick brown fox jumps over a lazy dog while old ships sail slowly past the harbour of our town".split()
+    for part in ("train", "test"):
+        (tmp_path / "novels" / part).mkdir(parents=True)
+        for author, start in (("gray", 0), ("moss", 7)):
+            text = " ".join(f"{words[(start + n * n) % len(words)]}" for n in range(30_000))
+            (tmp_path / "novels" / part / f"{author}_{part}_1900.txt").write_text(text, encoding="utf-8")
+    pretrain, adapt, classify = commands_of("long_documents.md", "pretrain_mlm.py", "run_classification.py")
+    short = ("--max_steps", "2", "--max_eval_samples", "2")
+    run_script(pretrain, tmp_path, *short, "--vocab_size", "200", "--per_device_train_batch_size", "1")
+    run_script(adapt, tmp_path, *short)
+    run_script(classify, tmp_path, *short, "--max_train_samples", "4", "--global_batch_size", "2")
+    assert json.loads((tmp_path / "runs" / "novels-4096" / "config.json").read_text())["max_position_embeddings"] == 4096
+    report = (tmp_path / "runs" / "authors-4096" / "report.md").read_text(encoding="utf-8")
+    assert "TF-IDF" in report
+
+
+@pytest.mark.slow
+def test_the_guide_to_forecasts(tmp_path):
+    rows = [f"2020-{1 + n // 28:02d}-{1 + n % 28:02d},{n % 7 + n / 100},{n % 5}" for n in range(336)]
+    for name in ("sales.csv", "new.csv"):
+        (tmp_path / name).write_text("\n".join(["day,north,south", *rows]) + "\n", encoding="utf-8")
+    train, predict = commands_of("forecasting.md", "run_forecasting.py")[:2]
+    run_script(train, tmp_path, "--context_length", "28", "--num_train_epochs", "1", "--mask_missing")
+    run_script(predict, tmp_path, "--mask_missing")
+    for folder in ("sales", "new"):
+        forecast = (tmp_path / "runs" / folder / "horizon-28" / "forecast.csv").read_text(encoding="utf-8")
+        assert len(forecast.splitlines()) == 29
 
 
 def test_blocks_of_python_import_what_they_use():

@@ -44,6 +44,8 @@ def read_reviews(folder: Path, max_length: int) -> dict[str, Examples]:
                 raise UserError(f"{folder / part / empty[0]} has no .txt files; {part} needs pos/*.txt and neg/*.txt.")
             pairs = [(file, _LABELS[name]) for name, found in files.items() for file in found]
             texts = [file.read_bytes() for file, _ in tqdm(pairs, f"Reading {folder / part}", disable=None)]
+            if blank := [file for (file, _), text in zip(pairs, texts, strict=True) if not text.strip()]:
+                raise UserError(f"{blank[0]} is empty; mend it or leave it out.")
             parts[part] = (texts, [label for _, label in pairs])
         elif tables:
             parts[part] = _read_columns(str(tables[0]), read_table_file(tables[0]))
