@@ -2,10 +2,13 @@
 
 import glob
 import hashlib
+import os
 import shlex
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,31 +72,55 @@ def choose_launcher(launcher: str | None) -> list[str]:
     return default if launcher is None else shlex.split(launcher)
 
 
-def execute_runs(runs: Sequence[Run], launcher: Sequence[str], title: str, tolerated: str | None = None) -> None:
+def execute_runs(
+    runs: Sequence[Run], launcher: Sequence[str], title: str, tolerated: str | None = None, at_once: int = 1
+) -> None:
     """
-    Start every run that is not finished, one after another; one that fails with the words `tolerated` has no result.
+    Start every run that is not finished, so many at once; one that fails with the words `tolerated` has no result.
 
     A run whose log has the mark of these very arguments is passed over. Any other script is started, and knows itself
-    whether its folder holds this run, cut short or finished, or another one. A `UserError` names the log of a failure.
+    whether its folder holds this run, cut short or finished, or another one. A `UserError` names the log of a failure;
+    what runs beside it comes to its end, and nothing else is started. Runs at once share the processor's cores.
     """
     waiting = [run for run in runs if not _is_done(run, tolerated)]
     done = len(runs) - len(waiting)
-    with tqdm(waiting, title, initial=done, total=len(runs), unit="run", disable=None) as bar:
-        for number, run in enumerate(bar, start=done + 1):
+    has_failed, environment = threading.Event(), dict(os.environ)
+    if at_once > 1:
+        environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // at_once)))
+    with (
+        tqdm(desc=title, initial=done, total=len(runs), unit="run", disable=None) as bar,
+        ThreadPoolExecutor(at_once) as pool,
+    ):
+
+        def start(number: int, run: Run) -> None:
+            if has_failed.is_set():
+                return
             bar.set_postfix_str(run.folder.name)
             if bar.disable:  # without a terminal a line for each run
                 print(f"{title}: {run.folder.name} ({number} of {len(runs)})", flush=True)
-            _execute(run, launcher, tolerated)
+            try:
+                _execute(run, launcher, tolerated, environment)
+            except BaseException:
+                has_failed.set()
+                raise
+
+        started = [pool.submit(start, number, run) for number, run in enumerate(waiting, start=done + 1)]
+        try:
+            for finished in as_completed(started):
+                finished.result()
+                bar.update()
+        finally:
+            has_failed.set()  # as where it is interrupted
 
 
-def _execute(run: Run, launcher: Sequence[str], tolerated: str | None) -> None:
+def _execute(run: Run, launcher: Sequence[str], tolerated: str | None, environment: dict[str, str]) -> None:
     command = [*launcher, str(ROOT / "scripts" / run.script), *run.arguments, "--output_dir", str(run.folder)]
     run.folder.parent.mkdir(parents=True, exist_ok=True)
     with run.log.open("ab") as log:
         log.write(f"{shlex.join(command)}\n".encode())
         log.flush()
         begin = log.tell()
-        status = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, check=False).returncode
+        status = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, env=environment, check=False).returncode
         output = run.log.read_bytes()[begin:].decode("utf-8", errors="replace")
         passed = tolerated is not None and tolerated in output
         if not passed and (status or not run.result.is_file()):

@@ -1,4 +1,4 @@
-"""The guides, done: their commands in order with two steps in place of hundreds, and every block of Python by itself."""
+"""The guides, done: their commands in order, with two steps in place of hundreds, and every block of Python."""
 
 import json
 import os
@@ -102,7 +102,9 @@ def commands_of(document, *scripts):
 
 @pytest.mark.slow
 def test_the_guide_to_long_documents(tmp_path):
-    words = "the quick brown fox jumps over a lazy dog while old ships sail slowly past the harbour of our town".split()
+    words = (
+        "the quick brown fox jumps over a lazy dog while old ships sail slowly past the harbour of our town".split()
+    )
     for part in ("train", "test"):
         (tmp_path / "novels" / part).mkdir(parents=True)
         for author, start in (("gray", 0), ("moss", 7)):
@@ -113,7 +115,9 @@ def test_the_guide_to_long_documents(tmp_path):
     run_script(pretrain, tmp_path, *short, "--vocab_size", "200", "--per_device_train_batch_size", "1")
     run_script(adapt, tmp_path, *short)
     run_script(classify, tmp_path, *short, "--max_train_samples", "4", "--global_batch_size", "2")
-    assert json.loads((tmp_path / "runs" / "novels-4096" / "config.json").read_text())["max_position_embeddings"] == 4096
+    assert (
+        json.loads((tmp_path / "runs" / "novels-4096" / "config.json").read_text())["max_position_embeddings"] == 4096
+    )
     report = (tmp_path / "runs" / "authors-4096" / "report.md").read_text(encoding="utf-8")
     assert "TF-IDF" in report
 

@@ -199,6 +199,8 @@ def test_the_rate_of_the_first_case_takes_the_time_of_its_own(make, stage, tmp_p
     # One short run tells how long a step takes, ten seconds: three fit.
     assert [name for name in names if name.endswith("-100")] == ["ours-timed-20-0.001-100"]
     assert "--max_steps 3 " in (tmp_path / "out" / "first" / "ours-timed-0.5min-0.001-0.log").read_text()
+    with pytest.raises(UserError, match="runs of equal time go one after another"):
+        make([replace(stage, cases=cases)], "--parallel_runs", 2)
 
 
 def test_rates_are_searched_with_fewer_steps_or_not_at_all(make, stage, tmp_path):

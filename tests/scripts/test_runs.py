@@ -2,6 +2,7 @@
 
 import os
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -127,6 +128,32 @@ def test_failures_name_their_reason_and_their_log(make_run):
     for run, tolerated in ((broken, None), (make_run("f", "--fail"), "something else")):
         with pytest.raises(UserError, match="it is broken"):
             execute(run, tolerated=tolerated)
+
+
+def test_runs_at_once(make_run, monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    # Each waits for the other one.
+    wait = """
+import os, time
+(folder / "started").touch()
+other = folder.with_name({"a": "b", "b": "a"}[folder.name]) / "started"
+end = time.monotonic() + 30
+while not other.exists() and time.monotonic() < end:
+    time.sleep(0.01)
+print("threads", os.environ["OMP_NUM_THREADS"], "together", other.exists())
+"""
+    runs = [make_run("a"), make_run("b")]
+    script = Path(runs[0].script)
+    script.write_text(SCRIPT + wait)
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    execute(*runs, at_once=2)
+    for run in runs:
+        assert "threads 4 together True" in run.log.read_text()
+    script.write_text(SCRIPT)
+    later = [make_run(str(n)) for n in range(5)]
+    with pytest.raises(UserError, match="it is broken"):
+        execute(make_run("c", "--fail"), make_run("d", "--fail"), *later, at_once=2)
+    assert not any(run.folder.exists() for run in later)
 
 
 @pytest.mark.parametrize(("devices", "launches"), [(0, False), (1, False), (2, True)])

@@ -37,6 +37,7 @@ class ComparisonArguments:
     search_steps: int | None = flag(None, "Steps that choose it, by default the table's.")
     vocab_size: int = flag(4096, "Size of the tokenizer that all pre-trainings share.")
     run_flags: str = flag("", "Further flags of all training runs, in quotes.")
+    parallel_runs: int = flag(1, "Runs at once, which share the cores; not for tables of equal time.")
     launcher: str | None = flag(None, "Starts runs: by default python, on several GPUs accelerate launch. In quotes.")
     output_dir: str = flag("runs/reproduce", "Folder of the runs, shared by all tables.")
 
@@ -44,7 +45,7 @@ class ComparisonArguments:
         if len(self.seeds) < 2 or len({*self.seeds, SEARCH_SEED}) <= len(self.seeds):
             hint = f"give two or more, each once; {SEARCH_SEED} is the seed that chooses learning rates"
             raise UserError(f"--seeds {' '.join(map(str, self.seeds))}: {hint}.")
-        require_at_least(1, self, "search_steps")
+        require_at_least(1, self, "search_steps", "parallel_runs")
 
 
 @dataclass(frozen=True)
@@ -183,6 +184,8 @@ def run_stages(stages: Sequence[Stage], given: Mapping[str, Any], arguments: Com
     of the first that none starts from are not run. A row that names none starts from scratch. Raises a `UserError` if
     a run fails, a row diverges at every rate, or a row starts from one that is not there.
     """
+    if arguments.parallel_runs > 1 and any(case.minutes for stage in stages for case in stage.cases):
+        raise UserError(f"--parallel_runs {arguments.parallel_runs}: runs of equal time go one after another.")
     outcomes: list[Outcomes] = [{}]
     for number, stage in enumerate(stages):
         rows = stage.rows()
@@ -262,7 +265,8 @@ class _StageRuns:
         return Run(self.stage.script, tuple(flags), folder, self.stage.result.format(case=case.name))
 
     def execute(self, runs: Iterable[Run], title: str, tolerated: str | None = None) -> None:
-        execute_runs(list(dict.fromkeys(runs)), choose_launcher(self.arguments.launcher), title, tolerated)
+        launcher, at_once = choose_launcher(self.arguments.launcher), self.arguments.parallel_runs
+        execute_runs(list(dict.fromkeys(runs)), launcher, title, tolerated, at_once)
 
 
 def _choose_rate(name: str, tried: Mapping[float, Run]) -> Outcome:
