@@ -46,6 +46,25 @@ def test_a_file_is_read(tmp_path):
     assert read_file(str(tmp_path / "s.csv"), "date", ["b"]).columns == ["b"]
 
 
+def test_data_sets_are_read_as_the_hub_has_them(tmp_path, monkeypatch):
+    folder = tmp_path / "library"
+    folder.mkdir()
+    for name, rows in (("ETTh1", 50), ("exchange_rate", 60)):
+        table(rows).to_csv(folder / f"{name}.csv", index=False)
+    configs = "".join(f"  - config_name: {name}\n    data_files: {name}.csv\n" for name in ("ETTh1", "exchange_rate"))
+    (folder / "README.md").write_text(f"---\nconfigs:\n{configs}---\n")
+    monkeypatch.setattr("experiments.forecasting.windows.HUB_DATASET", str(folder))
+    cache = str(tmp_path / "cache")
+    series = read_series(SeriesArguments(task_name="exchange", cache_dir=cache))
+    assert series.columns == ["a", "b"]
+    assert len(series.values) == 60
+    np.testing.assert_array_equal(series.values, read_file(str(folder / "exchange_rate.csv"), None, None).values)
+    own = {"dataset_name": str(folder), "cache_dir": cache}
+    assert len(read_series(SeriesArguments(**own, dataset_config_name="ETTh1")).values) == 50
+    with pytest.raises(UserError, match="give --dataset_config_name"):
+        read_series(SeriesArguments(**own))
+
+
 @pytest.mark.parametrize(
     ("frequency", "season", "following"),
     [
