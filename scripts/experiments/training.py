@@ -79,7 +79,9 @@ def prepare(training: RunArguments, given: dict[str, Any]) -> None:
         training.do_eval = False  # which the Trainer's arguments switch on with --eval_strategy
     training.logging_nan_inf_filter = False  # which would show a loss of 0 where there is none
     _check_values(training)
-    _check_trackers(training)
+    with explained(f"--report_to {training.report_to}"):  # now, and not after the data has been read
+        for callback in get_reporting_integration_callbacks(training.report_to):
+            callback()
     if training.hub_token is not None:
         # Where the library looks for it too: the Trainer saves its arguments beside the model, to be pushed with it.
         os.environ["HF_TOKEN"], training.hub_token = training.hub_token, None
@@ -279,13 +281,6 @@ def _check_values(training: RunArguments) -> None:
     require_at_least(0, training, "learning_rate", "weight_decay", "max_grad_norm", "warmup_steps")
     if training.max_steps <= 0 and training.num_train_epochs <= 0:
         raise UserError(f"--num_train_epochs {training.num_train_epochs:g} must be more than 0.")
-
-
-def _check_trackers(training: TrainingArguments) -> None:
-    """Find out now, and not after the data has been read, that a tracker is not installed."""
-    with explained(f"--report_to {training.report_to}"):
-        for callback in get_reporting_integration_callbacks(training.report_to):
-            callback()
 
 
 def _check_upload(training: TrainingArguments, given: dict[str, Any]) -> None:
