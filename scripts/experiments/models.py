@@ -126,10 +126,8 @@ def build_config(
         override_fields(config, known_overrides(config, arguments.config_overrides, taken_by=sizes))
         config.validate()
         if config.max_position_embeddings < length["max_position_embeddings"]:
-            what = f"max_position_embeddings={config.max_position_embeddings}"
-            raise UserError(
-                f"--config_overrides: {what} is too little for --max_seq_length {max_length}; leave it out."
-            )
+            what = f"max_position_embeddings={config.max_position_embeddings} is too little"
+            raise UserError(f"--config_overrides: {what} for --max_seq_length {max_length}; leave it out.")
     return config
 
 

@@ -256,10 +256,7 @@ def _choose_rate(name: str, tried: Mapping[float, Run]) -> Outcome:
     """The rate with the lowest evaluation loss; the only one, or none, where there is no choice."""
     if len(tried) < 2:
         return Outcome(next(iter(tried), None))
-    losses = {
-        rate: read_json(run.result)["eval_loss"] if run.result.is_file() else None for rate, run in tried.items()
-    }
-    found = {rate: loss for rate, loss in losses.items() if loss is not None}
+    found = {rate: read_json(run.result)["eval_loss"] for rate, run in tried.items() if run.result.is_file()}
     if not found:
-        raise UserError(f"{name} diverges at every one of --learning_rates {' '.join(map(str, losses))}.")
-    return Outcome(min(found, key=lambda rate: found[rate]), {f"{rate:g}": loss for rate, loss in losses.items()})
+        raise UserError(f"{name} diverges at every one of --learning_rates {' '.join(map(str, tried))}.")
+    return Outcome(min(found, key=lambda rate: found[rate]), {f"{rate:g}": found.get(rate) for rate in tried})

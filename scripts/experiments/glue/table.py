@@ -35,11 +35,7 @@ _PUBLISHED_NOTE = (
 
 
 def write_glue_table(folder: Path, title: str, results: Mapping[str, dict[str, Any]]) -> str:
-    """
-    Write `glue.md`, `glue.json` and `glue.png`: the tasks that are there, and other rows for the same tasks.
-
-    `title` names the model, `results` holds each finished task's `metrics.json`. Returns the Markdown.
-    """
+    """Write `glue.md`, which is returned, `.json` and `.png`: the tasks with a `metrics.json`, beside other rows."""
     tasks = [name for name in TASKS if name in results]
     titles = [TASKS[name].title for name in tasks]
     spreads = {name: 100 * results[name]["std"] for name in tasks if "std" in results[name]}

@@ -84,15 +84,12 @@ class CorpusArguments:
 
 @dataclass(frozen=True)
 class Corpus:
-    """
-    The text of a pretraining run. `validation` is empty if nothing is held out; `probabilities`, with sum 1, are those
-    of drawing from each source of `train`, by default in proportion to their sizes; prepared blocks go to `cache_dir`.
-    """
+    """The text of a pretraining run."""
 
     train: list[TextSource]
-    validation: list[TextSource]
-    probabilities: list[float] | None
-    cache_dir: Path
+    validation: list[TextSource]  # empty if nothing is held out
+    probabilities: list[float] | None  # of drawing from each source of `train`, with sum 1; by default by their sizes
+    cache_dir: Path  # of prepared blocks
     hub_datasets: tuple[str, ...] = ()
 
     @property
