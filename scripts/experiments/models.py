@@ -53,11 +53,7 @@ class ModelArguments(_OriginArguments):
 
     model_name_or_path: str | None = flag(None, "Checkpoint to go on from: a folder or a name on the Hub.")
     config_name: str = flag("sktformer-tiny", "Size of a new model: a preset, or a configuration's file or Hub name.")
-    model_type: str | None = flag(
-        None,
-        "Another architecture of the new model (bert, modernbert, nystromformer, fnet, ...): a masked-LM encoder that "
-        "takes the sizes of --config_name and is at most twice as large as BERT is with them.",
-    )
+    model_type: str | None = flag(None, "Another masked-LM encoder at the sizes of --config_name: bert, fnet, ...")
 
     def __post_init__(self):
         if self.model_name_or_path and self.model_type:

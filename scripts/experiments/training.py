@@ -144,7 +144,14 @@ def hold_folder(training: RunArguments, folder: str | Path, identity: RunIdentit
 def announce_run(command: Command, **facts: str) -> None:
     """[`announce`] what every run has, around what is particular to one: the recipe, the devices and the notes."""
     training = command.groups[-1]
-    recipe, devices = describe_recipe(command.recipes, training), describe_devices(training)
+    recipes = ", ".join(path.removeprefix(f"{ROOT}/") for path in command.recipes) or "no recipe"
+    schedule = getattr(training.lr_scheduler_type, "value", training.lr_scheduler_type)
+    if decay := getattr(training, "learning_rate_decay", None):  # a forecaster's
+        schedule = f"times {decay:g} after every epoch"
+    recipe = f"{recipes}; learning rate {training.learning_rate:g} ({schedule}), seed {training.seed}"
+    kind, precision = training.device.type, training_identity(training, {}).precision
+    name = torch.cuda.get_device_name() if kind == "cuda" else f"{torch.get_num_threads()} thread(s)"
+    devices = f"{training.world_size} x {kind} ({name}), {precision}"
     announce(recipe=recipe, **facts, devices=devices, note=" ".join(command.notes))
 
 
@@ -160,15 +167,6 @@ def describe_model(model: PreTrainedModel, origin: str) -> str:
     return f"{model.config.model_type}, {model.num_parameters():,} parameters, {origin}"
 
 
-def describe_recipe(recipes: list[str], training: TrainingArguments) -> str:
-    """Words for [`announce`]: the recipes, and the values that matter most."""
-    names = ", ".join(path.removeprefix(f"{ROOT}/") for path in recipes) or "no recipe"
-    schedule = getattr(training.lr_scheduler_type, "value", training.lr_scheduler_type)
-    if decay := getattr(training, "learning_rate_decay", None):  # a forecaster's
-        schedule = f"times {decay:g} after every epoch"
-    return f"{names}; learning rate {training.learning_rate:g} ({schedule}), seed {training.seed}"
-
-
 def describe_steps(training: TrainingArguments, num_examples: int | None) -> str:
     """Words for [`announce`]: how many steps of how many sequences; `num_examples` is None for a stream."""
     batch, steps, epochs = global_batch(training), training.max_steps, training.num_train_epochs
@@ -177,13 +175,6 @@ def describe_steps(training: TrainingArguments, num_examples: int | None) -> str
     per_epoch = max(1, math.ceil(num_examples / batch))
     steps, epochs = (steps, steps / per_epoch) if steps > 0 else (math.ceil(epochs * per_epoch), epochs)
     return f"{steps:,} of {batch} sequences, {epochs:.3g} pass(es) over the data"
-
-
-def describe_devices(training: TrainingArguments) -> str:
-    """Words for [`announce`]: what it runs on."""
-    kind, precision = training.device.type, training_identity(training, {}).precision
-    name = torch.cuda.get_device_name() if kind == "cuda" else f"{torch.get_num_threads()} thread(s)"
-    return f"{training.world_size} x {kind} ({name}), {precision}"
 
 
 def upload_run(training: TrainingArguments, folder: str | Path, message: str) -> None:
