@@ -116,15 +116,12 @@ class _Parser(HfArgumentParser):
 
 @dataclass
 class Command:
-    """
-    A parsed command line: an instance for each type of flags, what recipes and flags set (`given` is a recipe for the
-    same arguments), the recipes that were read, and `notes` on what was decided on the way and has to be said.
-    """
+    """A parsed command line."""
 
-    groups: tuple
-    given: dict[str, Any]
-    recipes: list[str]
-    notes: list[str] = field(default_factory=list)
+    groups: tuple  # an instance for each type of flags
+    given: dict[str, Any]  # what recipes and flags set: a recipe for the same arguments
+    recipes: list[str]  # that were read
+    notes: list[str] = field(default_factory=list)  # what was decided on the way and has to be said
 
     def paths(self) -> list[str]:
         """Whatever may name something on the disk that is read: all words of all flags but the folders written to."""
@@ -235,10 +232,7 @@ def one_line(error: BaseException) -> str:
 
 @contextmanager
 def explained(what: str, quiet: bool = False) -> Iterator[None]:
-    """
-    Say in one line what a library refuses; `quiet` keeps transformers from listing weights of heads meanwhile, which
-    are checked here.
-    """
+    """Say in one line what a library refuses; if `quiet`, without transformers' list of weights, checked here."""
     verbosity = transformers_logging.get_verbosity()
     if quiet:
         transformers_logging.set_verbosity_error()

@@ -60,37 +60,26 @@ _USES = {
 
 @dataclass(frozen=True)
 class CardFacts:
-    """
-    What a card says of a checkpoint that an entry point, `script`, has trained.
+    """What a card says of a checkpoint."""
 
-    `description` says in sentences what it is and what it was trained on. `example` is what the pipeline is called
-    with: a sentence with a mask, or Python code; for the tag `other` it is all of the code. `scores` are the values
-    measured on `evaluated_on`, by their names, and `results` the same in Markdown, beside what they have to be
-    compared with. `picture` lies beside the card. `datasets` are ids of the Hub, `base_model` is what training started
-    from.
-    """
-
-    script: str
+    script: str  # the entry point that has trained it
     pipeline_tag: str
-    description: str
-    example: str
-    scores: Mapping[str, float]
-    results: str
+    description: str  # in sentences: what it is and what it was trained on
+    example: (
+        str  # what the pipeline is called with: a sentence with a mask, or code; for the tag `other` all of the code
+    )
+    scores: Mapping[str, float]  # by their names
+    results: str  # the scores in Markdown, beside what they have to be compared with
     evaluated_on: str
-    picture: str = "curve.png"
+    picture: str = "curve.png"  # beside the card
     picture_title: str = "Loss and score"
-    datasets: tuple[str, ...] = ()
-    base_model: str | None = None
+    datasets: tuple[str, ...] = ()  # ids of the Hub
+    base_model: str | None = None  # what training started from
     tags: tuple[str, ...] = ()
 
 
 def write_card(folder: str | Path, facts: CardFacts, metrics: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
-    """
-    Write `README.md` beside a checkpoint: licence, language, data, base model, use, results, training.
-
-    `metrics` are the contents of `metrics.json`, with `model_type`, and `arguments` those of the run, with its
-    `license` and `language` where they were given.
-    """
+    """Write `README.md` beside a checkpoint from the facts, the contents of `metrics.json` and the run's arguments."""
     model_type, title = metrics["model_type"], str(arguments.get("hub_model_id") or Path(folder).resolve().name)
     data = ModelCardData(
         model_name=title,
@@ -136,10 +125,8 @@ def write_classifier_card(
     folder: Path, metrics: dict, arguments: dict, learned: str, answers: str, scores: dict, others: dict, **facts: Any
 ) -> None:
     """
-    Write the card of a trial that has left `metrics`, by a run with these `arguments`.
-
-    `learned` is what it was fine-tuned on, and `answers` what it answers with, in words; `others` are the scores that
-    its own have to be compared with, and `facts` those of [`CardFacts`] that only the script knows.
+    Write the card of a trial: what it has `learned` from and `answers` with, in words, and the scores of `others` that
+    its own have to be compared with; `facts` are those of [`CardFacts`] that only the script knows.
     """
     rows = {"this model": scores, **others}
     card = CardFacts(

@@ -1,7 +1,7 @@
 """The model a script trains: a checkpoint, a preset or another architecture; its tokenizer, length and adapter."""
 
 import hashlib
-import importlib.util
+import importlib
 import json
 import logging
 from collections.abc import Iterable, Sequence
@@ -20,7 +20,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.utils import find_adapter_config_file
+from transformers.utils import find_adapter_config_file, is_peft_available
 
 from experiments.architectures import build_comparable_config, explain_failure, length_fields, longest_input
 from experiments.arguments import UserError, explained, flag, one_line, require_at_least
@@ -53,11 +53,7 @@ class ModelArguments(_OriginArguments):
 
     model_name_or_path: str | None = flag(None, "Checkpoint to go on from: a folder or a name on the Hub.")
     config_name: str = flag("sktformer-tiny", "Size of a new model: a preset, or a configuration's file or Hub name.")
-    model_type: str | None = flag(
-        None,
-        "Another architecture of the new model (bert, modernbert, nystromformer, fnet, ...): a masked-LM encoder that "
-        "takes the sizes of --config_name and is at most twice as large as BERT is with them.",
-    )
+    model_type: str | None = flag(None, "Another masked-LM encoder at the sizes of --config_name: bert, fnet, ...")
 
     def __post_init__(self):
         if self.model_name_or_path and self.model_type:
@@ -126,10 +122,8 @@ def build_config(
         override_fields(config, known_overrides(config, arguments.config_overrides, taken_by=sizes))
         config.validate()
         if config.max_position_embeddings < length["max_position_embeddings"]:
-            what = f"max_position_embeddings={config.max_position_embeddings}"
-            raise UserError(
-                f"--config_overrides: {what} is too little for --max_seq_length {max_length}; leave it out."
-            )
+            what = f"max_position_embeddings={config.max_position_embeddings} is too little"
+            raise UserError(f"--config_overrides: {what} for --max_seq_length {max_length}; leave it out.")
     return config
 
 
@@ -276,7 +270,9 @@ def add_lora(model: PreTrainedModel, arguments: LoraArguments, revision: str = "
     What is new in it is trained and saved whole: the head, and a pooler that a masked language model lacks. Returns a
     `peft.PeftModel`, see [`merge_adapters`].
     """
-    peft, base = _import_peft(), model.base_model
+    if not is_peft_available():
+        raise UserError('Low-rank adapters need peft; install it with `pip install -e ".[lora]"`.')
+    peft, base = importlib.import_module("peft"), model.base_model
     new = [(name, module) for name, module in model.named_children() if module is not base]
     new += [(f"{model.base_model_prefix}.{n}", module) for n, module in base.named_children() if "pooler" in n]
     for module in model.modules():
@@ -322,12 +318,6 @@ def _refuse_adapter(arguments: CheckpointArguments) -> None:
     name = arguments.model_name_or_path
     if find_adapter_config_file(name, revision=arguments.model_revision) is not None:
         raise UserError(f"The checkpoint {name} is an adapter: merge it into its checkpoint, and give that.")
-
-
-def _import_peft() -> Any:
-    if importlib.util.find_spec("peft") is None:
-        raise UserError('Low-rank adapters need peft; install it with `pip install -e ".[lora]"`.')
-    return importlib.import_module("peft")
 
 
 def _check_labels(trained: Sequence[Any], labels: Sequence[str], what: str) -> None:

@@ -76,11 +76,9 @@ def line_styles(names: Iterable[str]) -> dict[str, dict[str, Any]]:
 
 def plot_task_curves(histories: Mapping[str, Iterable[Mapping[str, float]]], path: str | Path, title: str) -> None:
     """Draw training loss and evaluation score (0 to 1) against the epoch, a line for each trial's log of `Trainer`."""
+    drawn = (("loss", "training loss", 1), ("eval_score", "evaluation score (%)", 100))
     with open_figure(path, title, (10, 4.2), (1, 2)) as (_, panels):
-        for axes, key, label, factor in (
-            (panels[0, 0], "loss", "training loss", 1),
-            (panels[0, 1], "eval_score", "evaluation score (%)", 100),
-        ):
+        for axes, (key, label, factor) in zip(panels.flat, drawn, strict=True):
             for name, history in histories.items():
                 points = sorted({entry["epoch"]: factor * entry[key] for entry in history if key in entry}.items())
                 if points:
@@ -88,7 +86,7 @@ def plot_task_curves(histories: Mapping[str, Iterable[Mapping[str, float]]], pat
                     axes.plot(*zip(*points, strict=True), label=name, lw=1.4, marker="o", ms=size)
             axes.set(xlabel="epoch", ylabel=label)
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        panels[0, 1].legend(frameon=False, fontsize="small")
+        axes.legend(frameon=False, fontsize="small")
 
 
 def plot_task_scores(
@@ -102,12 +100,10 @@ def plot_task_scores(
     tasks = list(dict.fromkeys(task for scores in rows.values() for task in scores))
     with open_figure(path, title, (max(6, 1.1 * len(tasks) + 2), 4.2), grid="y") as (_, axes):
         for number, (name, scores) in enumerate(rows.items()):
-            offset = 0.6 * (number - (len(rows) - 1) / 2) / len(rows)
-            places = [n + offset for n, task in enumerate(tasks) if task in scores]
-            known = [task for task in tasks if task in scores]
-            deviations = [spreads.get(name, {}).get(task, 0.0) for task in known]
-            values, marker = [scores[task] for task in known], "os^Dv<>"[number % 7]
-            axes.errorbar(places, values, yerr=deviations, fmt=marker, ms=6, label=name)
+            places = np.arange(len(tasks)) + 0.6 * (number - (len(rows) - 1) / 2) / len(rows)
+            values = [scores.get(task, np.nan) for task in tasks]  # which nothing is drawn of
+            deviations = [spreads.get(name, {}).get(task, 0.0) for task in tasks]
+            axes.errorbar(places, values, yerr=deviations, fmt="os^Dv<>"[number % 7], ms=6, label=name)
         crowded = max(map(len, tasks), default=0) > 12
         axes.set_xticks(range(len(tasks)), tasks, rotation=30 if crowded else 0, ha="right" if crowded else "center")
         axes.set_ylabel(label)
@@ -118,9 +114,8 @@ def plot_benchmark(
     curves: Mapping[str, Mapping[str, Iterable[tuple[int, float, float]]]], path: str | Path, title: str
 ) -> None:
     """
-    Draw time and peak memory of a step against the length of the inputs, a line for each model.
-
-    Axes are logarithmic; values that lie close together are drawn from zero on.
+    Draw time and peak memory of a step against the length of the inputs, a line for each model. Axes are logarithmic;
+    values that lie close together are drawn from zero on.
 
     `curves` has for each case, a row of two panels, each model's (length in tokens, time in ms, memory in MiB).
     """
@@ -129,15 +124,12 @@ def plot_benchmark(
     with open_figure(path, title, (11, 4.2 * len(curves) + 0.3), (len(curves), 2)) as (figure, panels):
         for row, (case, models) in zip(panels, curves.items(), strict=True):
             lengths = sorted({point[0] for points in models.values() for point in points})
-            for axes, column, label in (
-                (row[0], 1, "time of a step (ms)"),
-                (row[1], 2, "peak memory of a step (MiB)"),
-            ):
+            labels = ("time of a step (ms)", "peak memory of a step (MiB)")
+            for column, (axes, label) in enumerate(zip(row, labels, strict=True), start=1):
                 shown: list[float] = []
                 for name, points in models.items():
                     # A step too small to be measured would have no place on a logarithmic axis.
-                    drawn = [(point[0], point[column]) for point in points if point[column] > 0]
-                    if drawn:
+                    if drawn := [(point[0], point[column]) for point in points if point[column] > 0]:
                         axes.plot(*zip(*drawn, strict=True), ms=5, label=name, **styles[name])
                         shown += [value for _, value in drawn]
                 axes.set(title=case, xlabel="tokens in an input", ylabel=label)
@@ -181,9 +173,8 @@ def plot_distributions(groups: Mapping[str, Mapping[str, np.ndarray]], path: str
     rows = max(len(values) for values in groups.values())
     with open_figure(path, title, (5.5 * len(groups), 0.42 * rows + 1.4), (1, len(groups)), grid="x") as (_, panels):
         for panel, (group, values) in zip(np.ravel(panels), groups.items(), strict=True):
-            boxes = panel.boxplot(
-                list(values.values()), whis=(5, 95), showfliers=False, orientation="horizontal", patch_artist=True
-            )
+            style: dict[str, Any] = {"whis": (5, 95), "showfliers": False, "patch_artist": True}
+            boxes = panel.boxplot(list(values.values()), orientation="horizontal", **style)
             for name, box, median in zip(values, boxes["boxes"], boxes["medians"], strict=True):
                 box.set_facecolor("C1" if name.endswith("after") else "0.8")
                 median.set_color("black")
@@ -210,16 +201,14 @@ def plot_forecasts(
     left_out = f" ({len(shown)} of {len(columns)} channels)" if len(shown) < len(columns) else ""
     size, panels = (9, 2.3 * len(shown) + 0.8), (len(shown), 1)
     with open_figure(path, title + left_out, size, panels) as (figure, axes_of):
-        rows = list(axes_of.flat) if len(shown) > 1 else [axes_of]
+        rows = np.ravel(axes_of)
         for axes, channel in zip(rows, shown, strict=True):
             axes.plot(np.arange(-len(past), 0), past[:, channel], color="0.35", lw=1.2, label="context")
             if truth is not None:
                 axes.plot(np.arange(len(truth)), truth[:, channel], color="black", lw=1.2, label="truth")
             for number, (name, values) in enumerate(forecasts.items()):
-                colour = (
-                    {"color": "C3", "lw": 1.6} if number == 0 else {"color": f"C{number - 1}", "lw": 1, "ls": "--"}
-                )
-                axes.plot(np.arange(len(values)), values[:, channel], label=name, **colour)
+                style = {"color": f"C{number - 1}", "lw": 1, "ls": "--"} if number else {"color": "C3", "lw": 1.6}
+                axes.plot(np.arange(len(values)), values[:, channel], label=name, **style)
             axes.axvline(-0.5, color="0.7", lw=0.8)
             axes.set_ylabel(columns[channel][:24])
         rows[-1].set_xlabel("time steps from the forecast's first")

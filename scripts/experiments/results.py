@@ -76,9 +76,7 @@ def format_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[s
     """Lines of a Markdown table whose columns are aligned for a terminal."""
     cells = [list(header), *map(list, rows)]
     widths = [max(3, *(len(row[column]) for row in cells)) for column in range(len(header))]
-    lines = [
-        "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in cells
-    ]
+    lines = ["| " + " | ".join(map(str.ljust, row, widths)) + " |" for row in cells]
     return [lines[0], "|" + "|".join("-" * (width + 2) for width in widths) + "|", *lines[1:]]
 
 
@@ -91,10 +89,7 @@ def command_line() -> str:
 
 
 def describe_environment(device: str | None = None) -> dict[str, Any]:
-    """
-    Versions, device and the project's commit: what a result has to be read with. `device` is the type of what it was
-    made on, by default the best that there is.
-    """
+    """What a result has to be read with: versions, commit and device, the best one or that of a type, "cpu" say."""
     packages = ("torch", "transformers", "datasets", "accelerate", "tokenizers")
     on_gpu = torch.cuda.is_available() if device is None else device == "cuda"
     return {

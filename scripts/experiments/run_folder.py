@@ -40,15 +40,11 @@ _UNRECORDED_ARGUMENTS = {"overwrite", "resume_from_checkpoint", "hub_token"}
 
 @dataclass(frozen=True)
 class RunIdentity:
-    """
-    What makes a run this one and not another: `decides`, compared for equality, holds what decides the result by name
-    (numbers, words, fingerprints of data); `length`, which may grow, `max_steps` and, where these are below 1,
-    `num_train_epochs`; the `precision` of the products may change with a warning.
-    """
+    """What makes a run this one and not another."""
 
-    decides: dict[str, Any]
-    length: dict[str, float]
-    precision: str = "float32"
+    decides: dict[str, Any]  # the result, and is compared for equality: numbers, words, fingerprints of data by name
+    length: dict[str, float]  # may grow: `max_steps` and, where these are below 1, `num_train_epochs`
+    precision: str = "float32"  # of the products; may change with a warning
 
     @property
     def values(self) -> dict[str, Any]:

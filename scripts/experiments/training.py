@@ -79,7 +79,9 @@ def prepare(training: RunArguments, given: dict[str, Any]) -> None:
         training.do_eval = False  # which the Trainer's arguments switch on with --eval_strategy
     training.logging_nan_inf_filter = False  # which would show a loss of 0 where there is none
     _check_values(training)
-    _check_trackers(training)
+    with explained(f"--report_to {training.report_to}"):  # now, and not after the data has been read
+        for callback in get_reporting_integration_callbacks(training.report_to):
+            callback()
     if training.hub_token is not None:
         # Where the library looks for it too: the Trainer saves its arguments beside the model, to be pushed with it.
         os.environ["HF_TOKEN"], training.hub_token = training.hub_token, None
@@ -142,7 +144,14 @@ def hold_folder(training: RunArguments, folder: str | Path, identity: RunIdentit
 def announce_run(command: Command, **facts: str) -> None:
     """[`announce`] what every run has, around what is particular to one: the recipe, the devices and the notes."""
     training = command.groups[-1]
-    recipe, devices = describe_recipe(command.recipes, training), describe_devices(training)
+    recipes = ", ".join(path.removeprefix(f"{ROOT}/") for path in command.recipes) or "no recipe"
+    schedule = getattr(training.lr_scheduler_type, "value", training.lr_scheduler_type)
+    if decay := getattr(training, "learning_rate_decay", None):  # a forecaster's
+        schedule = f"times {decay:g} after every epoch"
+    recipe = f"{recipes}; learning rate {training.learning_rate:g} ({schedule}), seed {training.seed}"
+    kind, precision = training.device.type, training_identity(training, {}).precision
+    name = torch.cuda.get_device_name() if kind == "cuda" else f"{torch.get_num_threads()} thread(s)"
+    devices = f"{training.world_size} x {kind} ({name}), {precision}"
     announce(recipe=recipe, **facts, devices=devices, note=" ".join(command.notes))
 
 
@@ -158,15 +167,6 @@ def describe_model(model: PreTrainedModel, origin: str) -> str:
     return f"{model.config.model_type}, {model.num_parameters():,} parameters, {origin}"
 
 
-def describe_recipe(recipes: list[str], training: TrainingArguments) -> str:
-    """Words for [`announce`]: the recipes, and the values that matter most."""
-    names = ", ".join(path.removeprefix(f"{ROOT}/") for path in recipes) or "no recipe"
-    schedule = getattr(training.lr_scheduler_type, "value", training.lr_scheduler_type)
-    if decay := getattr(training, "learning_rate_decay", None):  # a forecaster's
-        schedule = f"times {decay:g} after every epoch"
-    return f"{names}; learning rate {training.learning_rate:g} ({schedule}), seed {training.seed}"
-
-
 def describe_steps(training: TrainingArguments, num_examples: int | None) -> str:
     """Words for [`announce`]: how many steps of how many sequences; `num_examples` is None for a stream."""
     batch, steps, epochs = global_batch(training), training.max_steps, training.num_train_epochs
@@ -175,13 +175,6 @@ def describe_steps(training: TrainingArguments, num_examples: int | None) -> str
     per_epoch = max(1, math.ceil(num_examples / batch))
     steps, epochs = (steps, steps / per_epoch) if steps > 0 else (math.ceil(epochs * per_epoch), epochs)
     return f"{steps:,} of {batch} sequences, {epochs:.3g} pass(es) over the data"
-
-
-def describe_devices(training: TrainingArguments) -> str:
-    """Words for [`announce`]: what it runs on."""
-    kind, precision = training.device.type, training_identity(training, {}).precision
-    name = torch.cuda.get_device_name() if kind == "cuda" else f"{torch.get_num_threads()} thread(s)"
-    return f"{training.world_size} x {kind} ({name}), {precision}"
 
 
 def upload_run(training: TrainingArguments, folder: str | Path, message: str) -> None:
@@ -279,13 +272,6 @@ def _check_values(training: RunArguments) -> None:
     require_at_least(0, training, "learning_rate", "weight_decay", "max_grad_norm", "warmup_steps")
     if training.max_steps <= 0 and training.num_train_epochs <= 0:
         raise UserError(f"--num_train_epochs {training.num_train_epochs:g} must be more than 0.")
-
-
-def _check_trackers(training: TrainingArguments) -> None:
-    """Find out now, and not after the data has been read, that a tracker is not installed."""
-    with explained(f"--report_to {training.report_to}"):
-        for callback in get_reporting_integration_callbacks(training.report_to):
-            callback()
 
 
 def _check_upload(training: TrainingArguments, given: dict[str, Any]) -> None:

@@ -421,7 +421,7 @@ def test_an_adapter_is_saved_for_peft_and_names_no_place(tokenizer, tmp_path):
 
 
 def test_adapters_without_peft_are_explained(tmp_path, monkeypatch):
-    monkeypatch.setattr(models.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(models, "is_peft_available", lambda: False)
     with pytest.raises(UserError, match=r"pip install -e \"\.\[lora\]\""):
         add_lora(load(save_sktformer(tmp_path)), LoraArguments(lora=True))
     with pytest.raises(ValueError, match="--lora_rank is 0"):

@@ -45,10 +45,8 @@ MODELS = {
     "performer": Encoder("Performer", "bert", "FAVOR+, 4 random features per column, 64 to 256; our implementation."),
 }
 # The paper's model for the Text task of Long Range Arena (Table 4), and the presets.
-SIZES = {"lra": "LRA model"} | {
-    preset.removeprefix("sktformer-"): f"{preset.removeprefix('sktformer-')} preset" for preset in available_presets()
-}
-SIZES["base"] = "BERT base's sizes"
+_PRESETS = [preset.removeprefix("sktformer-") for preset in available_presets()]
+SIZES = {"lra": "LRA model"} | {name: f"{name} preset" for name in _PRESETS} | {"base": "BERT base's sizes"}
 NUM_LABELS = 2
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -148,11 +146,7 @@ def takes_mask(name: str, model: PreTrainedModel) -> bool:
 
 
 def make_inputs(workload: Workload, setting: Setting) -> dict[str, torch.Tensor]:
-    """
-    Random tokens `(batch_size, length)`, the same for every model, and labels.
-
-    Padded as a collator does it: to the longest input, the others a quarter as long and more, with a mask.
-    """
+    """Random tokens `(batch_size, length)`, the same for every model, and labels; padded as a collator does it."""
     generator = torch.Generator().manual_seed(0)
     shape = (workload.batch_size, workload.length)
     inputs = {

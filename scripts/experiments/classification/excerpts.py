@@ -19,9 +19,8 @@ def cut_excerpts(
     texts: Iterable[str], tokenizer: PreTrainedTokenizerBase, length: int, limit: int | None
 ) -> list[list[str]]:
     """
-    Cut each text between words into consecutive excerpts of `length` tokens, special ones included, and keep `limit`.
-
-    A last excerpt of less than half the length is left out unless it is the only one.
+    Cut each text between words into consecutive excerpts of `length` tokens, special ones included, and keep `limit`;
+    a last excerpt of less than half the length is left out unless it is the only one.
     """
     room = length - tokenizer.num_special_tokens_to_add()
     documents = []

@@ -74,9 +74,8 @@ def measure_baselines(data: TextData, with_tfidf: bool) -> dict[str, dict[str, d
         return {name: {} for name in others}
     labels = np.asarray(train.labels)
     frequencies = (np.eye(len(problem.labels))[labels] if problem.kind == SINGLE else labels).mean(axis=0)
-    answers = {
-        "always the same": {name: np.tile(frequencies, (len(part.documents), 1)) for name, part in others.items()}
-    }
+    same = {name: np.tile(frequencies, (len(part.documents), 1)) for name, part in others.items()}
+    answers = {"always the same": same}
     if with_tfidf:
         texts = {name: data.texts(name) for name in others}
         answers["TF-IDF"] = _predict_tfidf(problem, data.texts("train"), labels, texts)

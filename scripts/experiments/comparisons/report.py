@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments.comparisons.stages import SEARCH_SEED, Case, Measure, Outcomes, Stage, Table, start_of
+from experiments.comparisons.stages import SEARCH_SEED, Case, Measure, Outcome, Outcomes, Stage, Table, start_of
 from experiments.plots import plot_mean_curves, plot_task_scores
 from experiments.results import command_line, format_origin, format_table, write_results
 from modeling_sktformer import SKTformerConfig
@@ -42,6 +42,7 @@ def write_table(
         # The row of an earlier stage that a row of the table starts from.
         sources = {row: row if of_stage is last else start_of(arguments) for row, arguments in rows.items()}
         columns += _build_columns(stage, of_stage, sources)
+    cells_run = {f"{row}-{key}": o for of_stage in outcomes for (row, key), o in of_stage.items()}
     measured = [m for of_stage in outcomes for o in of_stage.values() for m in o.metrics]
     environments = [m["environment"] for m in measured]
     commits = sorted({str(environment["commit"]) for environment in environments})
@@ -49,9 +50,7 @@ def write_table(
     results = {
         **{"command": command_line(), "data": dict(given), "seeds": list(seeds), "recipes": recipes},
         "environments": [value for n, value in enumerate(environments) if value not in environments[:n]],
-        "searches": {
-            f"{row}-{key}": o.search for of_stage in outcomes for (row, key), o in of_stage.items() if o.search
-        },
+        "searches": {cell: o.search for cell, o in cells_run.items() if o.search},
         "columns": [asdict(c) | {"cells": {row: c.cell(row) for row in c.values}} for c in columns],
     }
     ours = {row for (row, _), o in last.items() if o.metrics[0]["model_type"] == SKTformerConfig.model_type}
@@ -74,14 +73,12 @@ def write_table(
 
 def _build_columns(stage: Stage, outcomes: Outcomes, sources: Mapping[str, str]) -> list[Column]:
     """The columns of a stage; `sources` says which of its rows stands in which row of the table."""
-    columns = []
+    columns, not_run = [], Outcome(None)
     for measure in stage.measures:
         together = measure.pooled or len(stage.cases) == 1
         for cases in [stage.cases] if together else [(case,) for case in stage.cases]:
             runs = {
-                row: [
-                    m for case in cases if (source, case.key) in outcomes for m in outcomes[source, case.key].metrics
-                ]
+                row: [m for case in cases for m in outcomes.get((source, case.key), not_run).metrics]
                 for row, source in sources.items()
             }
             # A run that was resumed behind its last step has measured no time.
@@ -101,8 +98,8 @@ def _build_columns(stage: Stage, outcomes: Outcomes, sources: Mapping[str, str])
         means = {row: [statistics.mean(seed) for seed in of_row] for row, of_row in seeds.items()}
         columns.append(Column("mean", stage.measures[-1], means))
     for case in stage.cases if stage.learning_rates else ():
-        run = {row: outcomes[source, case.key] for row, source in sources.items() if (source, case.key) in outcomes}
-        rates = {row: [outcome.rate] for row, outcome in run.items() if outcome.rate is not None}
+        chosen = {row: outcomes.get((source, case.key), not_run).rate for row, source in sources.items()}
+        rates = {row: [rate] for row, rate in chosen.items() if rate is not None}
         columns.append(Column(f"learning rate, {case.title}", Measure("", "", format="g"), rates))
     return [column for column in columns if column.values]
 
@@ -156,9 +153,8 @@ def _plot(name: str, table: Table, columns: Sequence[Column], outcomes: Outcomes
         {line: {place: of(values) for place, values in of_line.items()} for line, of_line in scores.items()}
         for of in (statistics.mean, lambda values: statistics.stdev(values) if len(values) > 1 else 0.0)
     )
-    plot_task_scores(
-        means, spreads, folder / f"{name}.png", f"{table.title}, mean and standard deviation", stage.label
-    )
+    title = f"{table.title}, mean and standard deviation"
+    plot_task_scores(means, spreads, folder / f"{name}.png", title, stage.label)
     return [f"![Scores]({name}.png)"]
 
 

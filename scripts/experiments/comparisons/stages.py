@@ -83,8 +83,7 @@ class Case:
         time = read_json(timed).get("step_time_ms")
         if time is None:
             raise UserError(f"{timed.parent} was cut short behind its last step, and measured no time; delete it.")
-        steps = round(60_000 * (self.minutes or 0) / time)
-        return replace(self, max_steps=max(1, steps))
+        return replace(self, max_steps=max(1, round(60_000 * (self.minutes or 0) / time)))
 
 
 @dataclass(frozen=True)
@@ -170,12 +169,6 @@ def start_of(row: Sequence[str]) -> str:
     return flag_values(row).get("model_name_or_path") or ""
 
 
-def own_rate(row: Sequence[str]) -> tuple[float, ...]:
-    """The learning rate that a row says itself, if it does."""
-    rate = flag_values(row).get("learning_rate")
-    return (float(rate),) if rate else ()
-
-
 def run_stages(stages: Sequence[Stage], given: Mapping[str, Any], arguments: ComparisonArguments) -> list[Outcomes]:
     """
     Run what is not finished of a table, with the flags of data that were `given`.
@@ -208,39 +201,29 @@ class _StageRuns:
     def run(self) -> Outcomes:
         """Choose learning rates; then run all rows with the first seed, all with the second, and so on."""
         choice = self.stage.learning_rates and (self.arguments.learning_rates or self.stage.learning_rates)
-        rates = {name: choice and (own_rate(row) or choice) for name, row in self.rows.items()}
+        own = {name: flag_values(row).get("learning_rate") for name, row in self.rows.items()}
+        rates = {name: (float(rate),) if choice and rate else choice for name, rate in own.items()}
         cells = [(name, case) for case in self.stage.cases for name in self.rows if name in (case.rows or self.rows)]
         steps = self.arguments.search_steps or self.stage.search_steps
         chooses = {case: self.stage.cases[0] if self.stage.one_rate else case for case in self.stage.cases}
-        tried = {
-            (name, case.key): {
-                rate: self.plan(name, replace(of, max_steps=steps or of.max_steps, minutes=None), rate)
-                for of in [chooses[case]]
-                for rate in rates[name]
-            }
-            for name, case in cells
-        }
+        tried: dict[tuple[str, str], dict[float, Run]] = {}
+        for name, case in cells:
+            short = replace(chooses[case], max_steps=steps or chooses[case].max_steps, minutes=None)
+            tried[name, case.key] = {rate: self.plan(name, short, rate) for rate in rates[name]}
         needed = [(name, case.key) for name, case in cells if len(rates[name]) > 1 or case.minutes]
         if searches := [run for key in needed for run in tried[key].values()]:
             self.execute(searches, f"{self.stage.folder}, learning rates", "Training has diverged")
         outcomes = {key: _choose_rate(key[0], of_cell) for key, of_cell in tried.items()}
-        timed = {
-            (name, case.key): self.plan(
-                name,
-                replace(case, max_steps=steps if chooses[case] is case else _TIMED_STEPS, minutes=None),
-                outcomes[name, case.key].rate,
-            )
-            for name, case in cells
-            if case.minutes
-        }
+        timed: dict[tuple[str, str], Run] = {}
+        for name, case in (cell for cell in cells if cell[1].minutes):
+            short = replace(case, max_steps=steps if chooses[case] is case else _TIMED_STEPS, minutes=None)
+            timed[name, case.key] = self.plan(name, short, outcomes[name, case.key].rate)
         if timed:
             self.execute(timed.values(), f"{self.stage.folder}, times of steps")
         runs: dict[tuple[str, str, int], Run] = {}
         for seed, (name, case) in itertools.product(self.arguments.seeds, cells):
-            rate = outcomes[name, case.key].rate
-            if case.minutes:
-                case = case.in_steps(timed[name, case.key].result)
-            runs[name, case.key, seed] = self.plan(name, case, rate, seed)
+            of_length = case.in_steps(timed[name, case.key].result) if case.minutes else case
+            runs[name, case.key, seed] = self.plan(name, of_length, outcomes[name, case.key].rate, seed)
         self.execute(runs.values(), self.stage.folder)
         for (name, key, _), run in runs.items():
             outcomes[name, key].folders.append(run.result.parent)
@@ -273,10 +256,7 @@ def _choose_rate(name: str, tried: Mapping[float, Run]) -> Outcome:
     """The rate with the lowest evaluation loss; the only one, or none, where there is no choice."""
     if len(tried) < 2:
         return Outcome(next(iter(tried), None))
-    losses = {
-        rate: read_json(run.result)["eval_loss"] if run.result.is_file() else None for rate, run in tried.items()
-    }
-    found = {rate: loss for rate, loss in losses.items() if loss is not None}
+    found = {rate: read_json(run.result)["eval_loss"] for rate, run in tried.items() if run.result.is_file()}
     if not found:
-        raise UserError(f"{name} diverges at every one of --learning_rates {' '.join(map(str, losses))}.")
-    return Outcome(min(found, key=lambda rate: found[rate]), {f"{rate:g}": loss for rate, loss in losses.items()})
+        raise UserError(f"{name} diverges at every one of --learning_rates {' '.join(map(str, tried))}.")
+    return Outcome(min(found, key=lambda rate: found[rate]), {f"{rate:g}": found.get(rate) for rate in tried})

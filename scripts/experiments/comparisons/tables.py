@@ -31,11 +31,19 @@ _PRETRAINING = Stage(
     ),
     learning_rates=(1e-3, 2e-3, 4e-3),
 )
+_STARTED = (_PRETRAINING.measures[0], Measure("pre-training loss", "eval_loss", "lowest"))
 _PRETRAINING_TEXT = (
     "Masked language modelling: steps of {0[global_batch_size]} sequences of {0[max_seq_length]} tokens, the same "
     "tokenizer, text, masks, steps and schedule for every row, every budget with a schedule of its own. Logits are "
     "computed where something is predicted, by every row. Loss in nats per masked token of the evaluation text. Times "
     "are of single runs one after another, no comparison of speed. {data}."
+)
+_VARIANTS = replace(_PRETRAINING, runs="pretrain_variants.txt", cases=(_SHORT,))
+_IMPROVEMENTS = replace(
+    _PRETRAINING,
+    folder="improvements",
+    runs="pretrain_improvements.txt",
+    cases=(replace(_SHORT, flags=("--max_eval_samples", "512")),),
 )
 _FRONTIER_TOKENS, _FRONTIER_MINUTES = 4096, 3.0  # of a step, of a run
 
@@ -49,6 +57,17 @@ def _frontier_case(length: int) -> Case:
     return Case(f"{length:,} tokens", str(length), flags, minutes=_FRONTIER_MINUTES)
 
 
+_FRONTIER = replace(
+    _PRETRAINING,
+    folder="frontier",
+    runs="frontier.txt",
+    recipes=("pretrain/compare.yaml", "pretrain/frontier.yaml"),
+    cases=tuple(map(_frontier_case, (512, 2048, 4096))),
+    measures=(_PRETRAINING.measures[1], Measure("steps", "step", "highest", format=",.0f")),
+    search_steps=200,
+    one_rate=True,
+    curves=(Curve(against="minutes of training"), Curve()),
+)
 _GLUE = Stage(
     folder="glue",
     script="run_glue.py",
@@ -60,8 +79,6 @@ _GLUE = Stage(
     result="{case}/metrics.json",
     has_mean=True,
 )
-
-
 # How a head reads a sequence, and at which rate it learns: of the checkpoints that authorship starts from.
 _POOLING = replace(
     _GLUE,
@@ -80,7 +97,7 @@ _BOOKS = replace(
     runs="pretrain_books.txt",
     recipes=("pretrain/compare.yaml", "pretrain/compare_books.yaml"),
     cases=(Case("", flags=("--document_unit", "file")),),
-    measures=(_PRETRAINING.measures[0], Measure("pre-training loss", "eval_loss", "lowest")),
+    measures=_STARTED,
     learning_rates=(),
 )
 
@@ -155,22 +172,9 @@ def _forecasting(task: str) -> Table:
 
 TABLES = {
     "pretraining": Table("Pre-training compared", _PRETRAINING_TEXT, (_PRETRAINING,)),
-    "pretraining_variants": Table(
-        "Choices of the presets compared",
-        _PRETRAINING_TEXT,
-        (replace(_PRETRAINING, runs="pretrain_variants.txt", cases=(_SHORT,)),),
-    ),
+    "pretraining_variants": Table("Choices of the presets compared", _PRETRAINING_TEXT, (_VARIANTS,)),
     "improvements": Table(
-        "What was tried: changes of the paper's model, compared",
-        _PRETRAINING_TEXT,
-        (
-            replace(
-                _PRETRAINING,
-                folder="improvements",
-                runs="pretrain_improvements.txt",
-                cases=(replace(_SHORT, flags=("--max_eval_samples", "512")),),
-            ),
-        ),
+        "What was tried: changes of the paper's model, compared", _PRETRAINING_TEXT, (_IMPROVEMENTS,)
     ),
     "glue": Table(
         "GLUE compared: small models, alike in all but the architecture",
@@ -180,12 +184,7 @@ TABLES = {
         "at most {1[max_seq_length]} tokens a batch, padded to the longest of it. Models of two layers after minutes "
         "of pre-training: the table says how they compare, and not what a trained model reaches. {data}.",
         (
-            replace(
-                _PRETRAINING,
-                runs="pretrain_glue.txt",
-                cases=(_LONG,),
-                measures=(_PRETRAINING.measures[0], Measure("pre-training loss", "eval_loss", "lowest")),
-            ),
+            replace(_PRETRAINING, runs="pretrain_glue.txt", cases=(_LONG,), measures=_STARTED),
             _GLUE,
         ),
         (
@@ -203,10 +202,7 @@ TABLES = {
         "{0[global_batch_size]} sequences of {0[max_seq_length]} tokens; then fine-tuned with the same seed for "
         "{1[num_train_epochs]} epochs on excerpts of these books, spread evenly over each. Excerpts of test books "
         "are then attributed, and a book by the mean of the probabilities of its excerpts. {data}.",
-        (
-            _BOOKS,
-            _AUTHORSHIP,
-        ),
+        (_BOOKS, _AUTHORSHIP),
         (
             "- Of a book 32 excerpts of 512 tokens, or 4 of 4,096. SKTformer-scratch starts from untrained weights.",
             "- For 4,096 tokens an SKTformer of 512 is lengthened, which a BERT cannot be.",
@@ -228,22 +224,7 @@ TABLES = {
         f"dropout, the same text, tokenizer and masks, and {_FRONTIER_TOKENS:,} tokens a step for every row. A row "
         "takes as many steps as the time holds of its own, and a schedule of that length. Loss in nats per masked "
         "token of books not trained on. {data}.",
-        (
-            replace(
-                _PRETRAINING,
-                folder="frontier",
-                runs="frontier.txt",
-                recipes=("pretrain/compare.yaml", "pretrain/frontier.yaml"),
-                cases=tuple(map(_frontier_case, (512, 2048, 4096))),
-                measures=(
-                    Measure("loss", "eval_loss", "lowest", baselines=(("unigram frequencies", "unigram_loss"),)),
-                    Measure("steps", "step", "highest", format=",.0f"),
-                ),
-                search_steps=200,
-                one_rate=True,
-                curves=(Curve(against="minutes of training"), Curve()),
-            ),
-        ),
+        (_FRONTIER,),
         (
             "- Steps are timed without evaluations, in short runs before these.",
             "- The time is short: rows near the unigram frequencies have hardly begun to learn; where they would end "

@@ -32,9 +32,8 @@ def task_identity(
     task: GlueTask, command: Command, splits: dict[str, Dataset], start: CheckpointArguments | None
 ) -> dict[str, Any]:
     """
-    What decides a task's result beside the checkpoint and the arguments of the Trainer.
-
-    An MNLI model that this run is still to make is taken for the one that the task's folder has started from.
+    What decides a task's result beside the checkpoint and the arguments of the Trainer. An MNLI model that this run is
+    still to make is taken for the one that the task's folder has started from.
     """
     _, _, glue, training = command.groups
     mnli = glue.mnli_checkpoint if task.name in FROM_MNLI else None

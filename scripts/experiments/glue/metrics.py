@@ -34,11 +34,7 @@ _METRICS: dict[str, Callable[..., Any]] = {
 
 
 class GlueMetric(evaluate.Metric):
-    """
-    The metrics of the task `config_name` by the interface of `evaluate`, whose own are fetched from the Hub.
-
-        GlueMetric("mrpc").compute(predictions=[0, 1], references=[0, 1])  # {"accuracy": 1.0, "f1": 1.0}
-    """
+    """The metrics of the task `config_name` by the interface of `evaluate`, whose own are fetched from the Hub."""
 
     def __init__(self, config_name: str):
         # The predictions of a data set as small as these need no file.
@@ -57,11 +53,8 @@ class GlueMetric(evaluate.Metric):
         return str(self._data_dir_root)
 
     def _compute(self, *, predictions: Any, references: Any) -> dict[str, float]:
-        predicted, expected = np.asarray(predictions), np.asarray(references)
-        return {
-            name: _measure(str(self.config_name), name, predicted, expected)
-            for name in TASKS[str(self.config_name)].metrics
-        }
+        values, task = (np.asarray(predictions), np.asarray(references)), TASKS[str(self.config_name)]
+        return {name: _measure(task.name, name, *values) for name in task.metrics}
 
 
 def compute_metrics(task: GlueTask, predicted: Any, expected: Any) -> dict[str, float]:

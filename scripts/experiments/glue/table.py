@@ -35,11 +35,7 @@ _PUBLISHED_NOTE = (
 
 
 def write_glue_table(folder: Path, title: str, results: Mapping[str, dict[str, Any]]) -> str:
-    """
-    Write `glue.md`, `glue.json` and `glue.png`: the tasks that are there, and other rows for the same tasks.
-
-    `title` names the model, `results` holds each finished task's `metrics.json`. Returns the Markdown.
-    """
+    """Write `glue.md`, which is returned, `.json` and `.png`: the tasks with a `metrics.json`, beside other rows."""
     tasks = [name for name in TASKS if name in results]
     titles = [TASKS[name].title for name in tasks]
     spreads = {name: 100 * results[name]["std"] for name in tasks if "std" in results[name]}
@@ -49,7 +45,9 @@ def write_glue_table(folder: Path, title: str, results: Mapping[str, dict[str, A
         **{f"{name} (published)": {t: row[t] for t in tasks if t in row} for name, row in PUBLISHED.items()},
     }
     rows = {name: scores for name, scores in rows.items() if scores}
-    means = {name: mean_score(scores, tasks) for name, scores in rows.items()}
+    averaged = [name for name in tasks if name in AVERAGED]
+    complete = {name for name, scores in rows.items() if averaged and set(averaged) <= set(scores)}
+    means = {n: statistics.mean(rows[n][task] for task in averaged) if n in complete else None for n in rows}
 
     def cells(name: str) -> list[str]:
         shown = {task: f"{score:.2f}" for task, score in rows[name].items()}
@@ -57,7 +55,6 @@ def write_glue_table(folder: Path, title: str, results: Mapping[str, dict[str, A
             shown |= {task: f"{shown[task]} ± {spread:.2f}" for task, spread in spreads.items()}
         return [name, *(shown.get(task, "") for task in tasks), "" if means[name] is None else f"{means[name]:.2f}"]
 
-    averaged = [TASKS[name].title for name in tasks if name in AVERAGED]
     environments = [result["environment"] for result in results.values()]
     plot_task_scores(
         {name: {TASKS[task].title: value for task, value in scores.items()} for name, scores in rows.items()},
@@ -73,19 +70,14 @@ def write_glue_table(folder: Path, title: str, results: Mapping[str, dict[str, A
         [
             f"# GLUE: {title}",
             "\n".join(format_table(["", *titles, "mean"], map(cells, rows))),
-            f"In percent, on the evaluation parts; the mean is over {', '.join(averaged) or 'none of the eight tasks'}"
+            "In percent, on the evaluation parts; the mean is over "
+            f"{', '.join(TASKS[name].title for name in averaged) or 'none of the eight tasks'}"
             f"{' (not WNLI)' if 'wnli' in tasks else ''}.",
             "\n".join(notes),
             "![Scores by task](glue.png)",
             format_origin(environments[0], command_line(), sorted({str(e["commit"]) for e in environments})),
         ],
     )
-
-
-def mean_score(scores: Mapping[str, float], tasks: Sequence[str]) -> float | None:
-    """The mean over those of the paper's eight tasks that the table has; None without any, or where one is missing."""
-    averaged = [task for task in tasks if task in AVERAGED]
-    return statistics.mean(scores[task] for task in averaged) if averaged and set(averaged) <= set(scores) else None
 
 
 def format_definitions(tasks: Sequence[str]) -> list[str]:

@@ -47,17 +47,13 @@ class MaskedLMArguments:
 
 @dataclass
 class Blocks:
-    """
-    Packed text. `unigram_loss` is what unigram frequencies score on `evaluation`, in nats per token. `token_counts`,
-    of shape `(vocab_size,)`, is of the training blocks, or, where they are a stream, of the evaluation blocks.
-    `description` says how much text there is and how much of it is used.
-    """
+    """Packed text."""
 
     train: Dataset | IterableDataset
     evaluation: Dataset
-    unigram_loss: float
-    token_counts: np.ndarray
-    description: str
+    unigram_loss: float  # what unigram frequencies score on the evaluation blocks, in nats per token
+    token_counts: np.ndarray  # (vocab_size,): of the training blocks or, where they are a stream, of the evaluation's
+    description: str  # how much text there is, and how much of it is used
 
     @property
     def is_stream(self) -> bool:
@@ -119,12 +115,10 @@ def load_blocks(command: Command, corpus: Corpus, tokenizer: PreTrainedTokenizer
         train = spread(available, mlm_arguments.max_train_samples)
         counts = count_tokens(train, len(tokenizer))
         size = f"{_count_of(train, available)} blocks with {counts.sum():,} tokens"
-    description = (
-        f"{size}, evaluated on {_count_of(evaluation, whole)} blocks with {evaluation_counts.sum():,} tokens"
-        + ("" if len(evaluation) == len(whole) else " (--max_eval_samples sets how many)")
-    )
+    hint = "" if len(evaluation) == len(whole) else " (--max_eval_samples sets how many)"
+    read = f"{_count_of(evaluation, whole)} blocks with {evaluation_counts.sum():,} tokens{hint}"
     unigram_loss = unigram_cross_entropy(counts, evaluation_counts, tokenizer.all_special_ids)
-    return Blocks(train, evaluation, unigram_loss, counts, description)
+    return Blocks(train, evaluation, unigram_loss, counts, f"{size}, evaluated on {read}")
 
 
 def spread(blocks: Dataset, count: int | None) -> Dataset:

@@ -50,10 +50,8 @@ def describe_lengths(parts: Iterable[Dataset], max_length: int) -> str:
     """Words for the first lines of a run: how many encoded texts are cut, if any may be."""
     lengths = [len(ids) for part in parts for ids in part["input_ids"]]
     full = sum(length >= max_length for length in lengths)
-    words = (
-        f"{full:,} of {len(lengths):,} fill {max_length:,} tokens, behind which texts are cut; see --max_seq_length"
-    )
-    return words if full else ""
+    cut = f"{full:,} of {len(lengths):,} fill {max_length:,} tokens, behind which texts are cut; see --max_seq_length"
+    return cut if full else ""
 
 
 def make_collator(tokenizer: Any, max_length: int, pad_to_max_length: bool = False) -> DataCollatorWithPadding:

@@ -84,15 +84,12 @@ class CorpusArguments:
 
 @dataclass(frozen=True)
 class Corpus:
-    """
-    The text of a pretraining run. `validation` is empty if nothing is held out; `probabilities`, with sum 1, are those
-    of drawing from each source of `train`, by default in proportion to their sizes; prepared blocks go to `cache_dir`.
-    """
+    """The text of a pretraining run."""
 
     train: list[TextSource]
-    validation: list[TextSource]
-    probabilities: list[float] | None
-    cache_dir: Path
+    validation: list[TextSource]  # empty if nothing is held out
+    probabilities: list[float] | None  # of drawing from each source of `train`, with sum 1; by default by their sizes
+    cache_dir: Path  # of prepared blocks
     hub_datasets: tuple[str, ...] = ()
 
     @property
@@ -153,7 +150,10 @@ def _load_files(patterns: list[str], arguments: CorpusArguments) -> list[TextSou
     for group in [[pattern] for pattern in patterns] if arguments.probabilities else [patterns]:
         files: dict[str, list[str]] = {}  # of each type
         for file in dict.fromkeys(file for pattern in group for file in _find_files(pattern)):
-            files.setdefault(_file_type(file), []).append(file)
+            suffix = Path(file).suffix.lower()
+            if suffix not in _FILE_TYPES:
+                raise UserError(f"{file}: files of type `{suffix}` cannot be read; give {', '.join(_FILE_TYPES)}.")
+            files.setdefault(_FILE_TYPES[suffix], []).append(file)
         if len(files) > 1 and arguments.probabilities:
             raise UserError(f"{group[0]} matches files of several types; give --probabilities for one pattern a type.")
         for file_type, of_type in files.items():
@@ -172,13 +172,6 @@ def _find_files(pattern: str) -> list[str]:
     if not files:
         raise UserError(f"{pattern}: no such file; check the path (it is read from {os.getcwd()}).")
     return files
-
-
-def _file_type(path: str) -> str:
-    suffix = Path(path).suffix.lower()
-    if suffix not in _FILE_TYPES:
-        raise UserError(f"{path}: files of type `{suffix}` cannot be read; give {', '.join(_FILE_TYPES)}.")
-    return _FILE_TYPES[suffix]
 
 
 def _load_group(file_type: str, files: list[str], arguments: CorpusArguments) -> TextSource:

@@ -22,10 +22,8 @@ def write_report(
     trainer: MaskedLMTrainer, metrics: dict[str, Any], corpus: Corpus, example: str, arguments: Mapping[str, Any]
 ) -> None:
     """
-    Write `loss.png`, the model card, `all_results.json` and `metrics.json`, and show the losses.
-
-    `metrics` are what was measured: `eval_*`, `unigram_*`, `parameters`, `model_type`, `history`. Where nothing was
-    trained there is no new model to write a card of. `example` is a sentence with a mask.
+    Write `loss.png`, the model card, `all_results.json` and `metrics.json` of what was measured, and show the losses.
+    Where nothing was trained there is no new model to write a card of. `example` is a sentence with a mask.
     """
     folder = Path(str(trainer.args.output_dir))
     rows = {

@@ -26,23 +26,17 @@ _SPLIT_ROWS = 64
 
 @dataclass(frozen=True)
 class TextSource:
-    """
-    Rows of text that can be read again and again; iterating yields `str`.
+    """Rows of text that can be read again and again; iterating yields `str`."""
 
-    Errors call the source by its `name`, a path or a data set, all else by its `description`, which has no path. The
-    text is the only column of `rows`. The `fingerprint` is equal for equal text: a hash of the content of local files,
-    of the revision of a Hub data set, of the installed versions for the documentation, and of all that selects from
-    it. A document is a row, or, with the `document_unit` `"blank_line"`, ends with a blank row. Where the source is
-    one `side` of the rows, documents whose hash of 64 bits is below the `threshold` are on the side of validation.
-    """
-
-    name: str
-    rows: Rows
+    name: str  # in errors: a path or a data set
+    rows: Rows  # whose only column is the text
+    # Equal for equal text: a hash of the content of local files, of the revision of a Hub data set, of the installed
+    # versions for the documentation, and of all that selects from it.
     fingerprint: str
-    document_unit: Unit
-    description: str | None = None
-    side: Side | None = None
-    threshold: int = 0
+    document_unit: Unit  # a document is a row, or ends with a blank one
+    description: str | None = None  # everywhere else: without a path
+    side: Side | None = None  # of the rows, where the source is not all of them
+    threshold: int = 0  # documents whose hash of 64 bits is below it are on the side of validation
 
     def __iter__(self) -> Iterator[str]:
         if self.side is None:
