@@ -65,9 +65,8 @@ class CardFacts:
     script: str  # the entry point that has trained it
     pipeline_tag: str
     description: str  # in sentences: what it is and what it was trained on
-    example: (
-        str  # what the pipeline is called with: a sentence with a mask, or code; for the tag `other` all of the code
-    )
+    # What the pipeline is called with: a sentence with a mask, or Python code; for the tag `other` all of the code.
+    example: str
     scores: Mapping[str, float]  # by their names
     results: str  # the scores in Markdown, beside what they have to be compared with
     evaluated_on: str

@@ -76,7 +76,8 @@ def format_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[s
     """Lines of a Markdown table whose columns are aligned for a terminal."""
     cells = [list(header), *map(list, rows)]
     widths = [max(3, *(len(row[column]) for row in cells)) for column in range(len(header))]
-    lines = ["| " + " | ".join(map(str.ljust, row, widths)) + " |" for row in cells]
+    aligned = [[cell.ljust(width) for cell, width in zip(row, widths, strict=True)] for row in cells]
+    lines = [f"| {' | '.join(row)} |" for row in aligned]
     return [lines[0], "|" + "|".join("-" * (width + 2) for width in widths) + "|", *lines[1:]]
 
 
