@@ -59,10 +59,10 @@ def test_data_sets_are_read_as_the_hub_has_them(tmp_path, monkeypatch):
     assert series.columns == ["a", "b"]
     assert len(series.values) == 60
     np.testing.assert_array_equal(series.values, read_file(str(folder / "exchange_rate.csv"), None, None).values)
-    own = {"dataset_name": str(folder), "cache_dir": cache}
-    assert len(read_series(SeriesArguments(**own, dataset_config_name="ETTh1")).values) == 50
+    own = SeriesArguments(dataset_name=str(folder), dataset_config_name="ETTh1", cache_dir=cache)
+    assert len(read_series(own).values) == 50
     with pytest.raises(UserError, match="give --dataset_config_name"):
-        read_series(SeriesArguments(**own))
+        read_series(SeriesArguments(dataset_name=str(folder), cache_dir=cache))
 
 
 @pytest.mark.parametrize(
