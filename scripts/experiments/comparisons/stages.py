@@ -32,7 +32,7 @@ class ComparisonArguments:
     table: str = flag(MISSING, "The table; written first, it needs no flag.")
     data_dir: str | None = flag(None, "Local folder of the tasks' data.")
     test_file: list[str] | None = flag(None, "Labelled texts by which nothing is chosen.")
-    seeds: list[int] = field(default_factory=lambda: [0, 1, 2], metadata={"help": "Every row is run with each."})
+    seeds: list[int] = flag([0, 1, 2], "Every row is run with each.")
     learning_rates: list[float] | None = flag(None, "Every row gets the best of these, by default of the table's.")
     search_steps: int | None = flag(None, "Steps that choose it, by default the table's.")
     vocab_size: int = flag(4096, "Size of the tokenizer that all pre-trainings share.")

@@ -1,7 +1,7 @@
 """The forecaster that is trained: SKTformer, or another one of transformers with the same interface."""
 
 import inspect
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -179,13 +179,11 @@ class ForecastingTrainer(FineTuningTrainer):
 class ForecastingArguments(FineTuningArguments):
     """The arguments of fine-tuning for forecasters."""
 
-    output_dir: str | None = field(
-        default="runs/forecasting", metadata={"help": "Folder of the runs; every horizon gets a folder in it."}
+    output_dir: str | None = flag("runs/forecasting", "Folder of the runs; every horizon gets a folder in it.")
+    learning_rate_decay: float | None = flag(
+        None, "Multiply the rate by this after every epoch; no other schedule counts then."
     )
-    learning_rate_decay: float | None = field(
-        default=None, metadata={"help": "Multiply the rate by this after every epoch; no other schedule counts then."}
-    )
-    num_plots: int = field(default=3, metadata={"help": "Windows to draw with --do_predict."})
+    num_plots: int = flag(3, "Windows to draw with --do_predict.")
 
     def __post_init__(self) -> None:
         decay = self.learning_rate_decay

@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from experiments.arguments import UserError
+from experiments.arguments import UserError, flag, require_at_least
 from experiments.forecasting.benchmarks import BENCHMARKS, HUB_DATASET, Benchmark
 from experiments.forecasting.series import Series, make_synthetic, read_file, read_hub
 
@@ -20,42 +20,33 @@ PARTS = ("train", "validation", "test")
 SCALER_FILE = "series.json"
 
 
-def _flag(help_text: str, default: Any = None) -> Any:
-    return field(default=default, metadata={"help": help_text})
-
-
 @dataclass
 class SeriesArguments:
     """The series, and what is forecast of it. Without any of them: hours of a seed."""
 
-    task_name: Literal[tuple(BENCHMARKS)] | None = _flag(  # type: ignore[valid-type]
-        "A public series with its split and horizons, from the Hub or --data_dir."
+    task_name: Literal[tuple(BENCHMARKS)] | None = flag(  # type: ignore[valid-type]
+        None, "A public series with its split and horizons, from the Hub or --data_dir."
     )
-    data_dir: str | None = _flag("Folder with the public series as CSV: exchange_rate.csv, ETTh1.csv, ...")
-    data_file: str | None = _flag("A series of your own: a .csv, .tsv or .parquet file, a row for each time step.")
-    dataset_name: str | None = _flag("A series of your own on the Hub.")
-    dataset_config_name: str | None = _flag("Its configuration.")
-    dataset_revision: str | None = _flag("Its commit, tag or branch; also of --task_name.")
-    cache_dir: str | None = _flag("Folder for prepared data; by default the cache of the datasets library.")
-    timestamp_column: str | None = _flag("When each row was; by default the column `date` or the like.")
-    target_columns: list[str] | None = field(
-        default=None, metadata={"help": "Columns to forecast; by default all but the timestamps."}
+    data_dir: str | None = flag(None, "Folder with the public series as CSV: exchange_rate.csv, ETTh1.csv, ...")
+    data_file: str | None = flag(None, "A series of your own: .csv, .tsv or .parquet, a row for each time step.")
+    dataset_name: str | None = flag(None, "A series of your own on the Hub.")
+    dataset_config_name: str | None = flag(None, "Its configuration.")
+    dataset_revision: str | None = flag(None, "Its commit, tag or branch; also of --task_name.")
+    cache_dir: str | None = flag(None, "Folder for prepared data; by default the cache of the datasets library.")
+    timestamp_column: str | None = flag(None, "When each row was; by default the column `date` or the like.")
+    target_columns: list[str] | None = flag(None, "Columns to forecast; by default all but the timestamps.")
+    mask_missing: bool = flag(False, "Read missing values as gaps, which a mask tells the model of.")
+    split_fractions: list[float] = flag(
+        [0.7, 0.1, 0.2], "Shares of training, validation and test of a series of your own, in the order of time."
     )
-    mask_missing: bool = _flag("Read missing values as gaps, which a mask tells the model of.", False)
-    split_fractions: list[float] = field(
-        default_factory=lambda: [0.7, 0.1, 0.2],
-        metadata={"help": "Shares of training, validation and test of a series of your own, in the order of time."},
-    )
-    prediction_length: list[int] | None = field(
-        default=None, metadata={"help": "Time steps to forecast; several train one model each."}
-    )
-    context_length: int | None = _flag("Time steps to read; by default the task's, or 96.")
-    seasonal_period: int | None = _flag("Time steps of the seasonal baseline; by default the task's, or a day's.")
-    max_train_samples: int | None = _flag("Train on so many windows, spread evenly over all.")
-    max_eval_samples: int | None = _flag("Likewise for validation.")
-    max_predict_samples: int | None = _flag("Likewise for the test.")
-    synthetic_steps: int = _flag("Time steps of the series that is made where none is named.", 3000)
-    synthetic_seed: int = _flag("Its seed, whichever --seed trains.", 0)
+    prediction_length: list[int] | None = flag(None, "Time steps to forecast; several train one model each.")
+    context_length: int | None = flag(None, "Time steps to read; by default the task's, or 96.")
+    seasonal_period: int | None = flag(None, "Time steps of the seasonal baseline; by default the task's, or a day's.")
+    max_train_samples: int | None = flag(None, "Train on so many windows, spread evenly over all.")
+    max_eval_samples: int | None = flag(None, "Likewise for validation.")
+    max_predict_samples: int | None = flag(None, "Likewise for the test.")
+    synthetic_steps: int = flag(3000, "Time steps of the series that is made where none is named.")
+    synthetic_seed: int = flag(0, "Its seed, whichever --seed trains.")
 
     def __post_init__(self) -> None:
         named = [name for name in ("task_name", "data_file", "dataset_name") if getattr(self, name)]
@@ -63,11 +54,10 @@ class SeriesArguments:
             raise UserError(f"--{' and --'.join(named)} name several series; give one.")
         if self.data_dir and not self.task_name:
             raise UserError("--data_dir is where --task_name is read from; name a task, or give --data_file.")
-        numbers = [("prediction_length", value) for value in self.prediction_length or []]
-        names = ("context_length", "seasonal_period", "max_train_samples", "max_eval_samples", "max_predict_samples")
-        for name, value in [*numbers, *((name, getattr(self, name)) for name in (*names, "synthetic_steps"))]:
-            if value is not None and value < 1:
-                raise UserError(f"--{name} is {value}; it must be at least 1.")
+        limits = ("max_train_samples", "max_eval_samples", "max_predict_samples")
+        require_at_least(1, self, "context_length", "seasonal_period", "synthetic_steps", *limits)
+        if too_short := [steps for steps in self.prediction_length or [] if steps < 1]:
+            raise UserError(f"--prediction_length is {too_short[0]}; it must be at least 1.")
         if self.prediction_length is not None and len(set(self.prediction_length)) < len(self.prediction_length):
             raise UserError("--prediction_length names a horizon twice; give each once.")
         shares = self.split_fractions
