@@ -97,7 +97,7 @@ def execute_runs(
                 return
             bar.set_postfix_str(run.folder.name)
             if bar.disable:  # without a terminal a line for each run
-                print(f"{title}: {run.folder.name} ({number} of {len(runs)})", flush=True)
+                print(f"{title}: {run.folder.name} ({number} of {len(runs)})\n", end="", flush=True)
             try:
                 _execute(run, launcher, tolerated, environment)
             except BaseException:
