@@ -177,8 +177,6 @@ def run_stages(stages: Sequence[Stage], given: Mapping[str, Any], arguments: Com
     of the first that none starts from are not run. A row that names none starts from scratch. Raises a `UserError` if
     a run fails, a row diverges at every rate, or a row starts from one that is not there.
     """
-    if arguments.parallel_runs > 1 and any(case.minutes for stage in stages for case in stage.cases):
-        raise UserError(f"--parallel_runs {arguments.parallel_runs}: runs of equal time go one after another.")
     outcomes: list[Outcomes] = [{}]
     for number, stage in enumerate(stages):
         rows = stage.rows()
