@@ -96,7 +96,7 @@ def execute_runs(
             if has_failed.is_set():
                 return
             bar.set_postfix_str(run.folder.name)
-            if bar.disable:  # without a terminal a line for each run
+            if bar.disable:  # without a terminal a line for each run, whole where several begin at once
                 print(f"{title}: {run.folder.name} ({number} of {len(runs)})\n", end="", flush=True)
             try:
                 _execute(run, launcher, tolerated, environment)

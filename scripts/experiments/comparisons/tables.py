@@ -165,7 +165,7 @@ def _forecasting(task: str) -> Table:
     notes = (
         "- last value, seasonal naive: the last value or season, repeated; linear: least squares of the context with "
         "a ridge chosen on validation, the same map for every channel, as DLinear is. Nothing forecasts a random "
-        "walk, which exchange rates almost are, better than its last value: what is learnt beyond that is noise.",
+        "walk, which exchange rates almost are, better than its last value: most of what is learnt beyond is noise.",
         "- Published rows: the paper's Table 2 and reprints of the others, whose test may leave out the last windows.",
     )
     return Table(f"Forecasts of {benchmark.title} compared", text, (stage,), notes)
