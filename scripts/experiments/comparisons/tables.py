@@ -35,8 +35,8 @@ _STARTED = (_PRETRAINING.measures[0], Measure("pre-training loss", "eval_loss", 
 _PRETRAINING_TEXT = (
     "Masked language modelling: steps of {0[global_batch_size]} sequences of {0[max_seq_length]} tokens, the same "
     "tokenizer, text, masks, steps and schedule for every row, every budget with a schedule of its own. Logits are "
-    "computed where something is predicted, by every row. Loss in nats per masked token of the evaluation text. Times "
-    "are of single runs one after another, no comparison of speed. {data}."
+    "computed where something is predicted, by every row. Loss in nats per masked token of the evaluation text. Other "
+    "runs may have gone on beside those that were timed: no comparison of speed. {data}."
 )
 _VARIANTS = replace(_PRETRAINING, runs="pretrain_variants.txt", cases=(_SHORT,))
 _IMPROVEMENTS = replace(
