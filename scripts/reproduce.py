@@ -2,7 +2,7 @@
 Reproduce a table: run its rows, each at its best learning rate and with several seeds, and write what they reach.
 
     python scripts/reproduce.py pretraining --train_file a.txt b.txt --validation_file c.txt
-    python scripts/reproduce.py pretraining_variants --train_file a.txt b.txt --validation_file c.txt
+    python scripts/reproduce.py improvements --train_file a.txt b.txt --validation_file c.txt
     python scripts/reproduce.py glue --train_file a.txt b.txt --validation_file c.txt --data_dir glue
     python scripts/reproduce.py authorship --train_file 'novels/train/*.txt' --test_file 'novels/test/*.txt'
     python scripts/reproduce.py forecasting_etth1 --data_dir series
