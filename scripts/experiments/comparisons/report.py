@@ -147,8 +147,8 @@ def _plot(name: str, table: Table, columns: Sequence[Column], outcomes: Outcomes
         shown = {column.title: column.values for column in columns if column.title in {c.title for c in stage.cases}}
         scores = {row: {title: values[row] for title, values in shown.items()} for row in rows}
     else:
-        own = {measure.title for measure in stage.measures[: stage.drawn_by_row]}
-        scores = {column.title: column.values for column in columns if column.title in own}
+        drawn = stage.measures[: stage.drawn_by_row]
+        scores = {column.title: column.values for column in columns if column.measure in drawn}
     means, spreads = (
         {line: {place: of(values) for place, values in of_line.items()} for line, of_line in scores.items()}
         for of in (statistics.mean, lambda values: statistics.stdev(values) if len(values) > 1 else 0.0)
