@@ -202,8 +202,8 @@ TABLES = {
         (
             "- Of a book 32 excerpts of 512 tokens, eight a step, or 4 of 4,096, one a step.",
             "- SKTformer-scratch starts from untrained weights.",
-            "- For 4,096 tokens an SKTformer of 512 is lengthened, which a BERT cannot be: a length that it has not seen "
-            "in pre-training.",
+            "- For 4,096 tokens an SKTformer of 512 is lengthened, which a BERT cannot be: a length that it has not "
+            "seen in pre-training.",
             f"- {TFIDF}: logistic regression on the frequencies of words and pairs of words in the same excerpts.",
         ),
     ),
