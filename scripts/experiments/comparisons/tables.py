@@ -201,8 +201,8 @@ TABLES = {
         "then attributed, and a book by the mean of the probabilities of its excerpts. {data}.",
         (_BOOKS, _AUTHORSHIP),
         (
-            "- Of a book 32 excerpts of 512 tokens, in three epochs; or 4 of 4,096, as much text with an eighth of the "
-            "labels, in six.",
+            "- Of a book 32 excerpts of 512 tokens, in three epochs; or 4 of 4,096, as much text with an eighth of "
+            "the labels, in six.",
             "- SKTformer-scratch starts from untrained weights.",
             "- For 4,096 tokens an SKTformer of 512 is lengthened, which a BERT cannot be: a length that it has not "
             "seen in pre-training.",
