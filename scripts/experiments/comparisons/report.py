@@ -153,7 +153,7 @@ def _plot(name: str, table: Table, columns: Sequence[Column], outcomes: Outcomes
         {line: {place: of(values) for place, values in of_line.items()} for line, of_line in scores.items()}
         for of in (statistics.mean, lambda values: statistics.stdev(values) if len(values) > 1 else 0.0)
     )
-    title = f"{table.title}, mean and standard deviation"
+    title = f"{table.title}\nmean and standard deviation"
     plot_task_scores(means, spreads, folder / f"{name}.png", title, stage.label)
     return [f"![Scores]({name}.png)"]
 
