@@ -69,7 +69,7 @@ def line_styles(names: Iterable[str]) -> dict[str, dict[str, Any]]:
     """A colour, a marker and a dash for each name, so that lines which lie on each other are told apart."""
     colours = ["black", *plt.get_cmap("tab10").colors]  # type: ignore[attr-defined]
     return {
-        name: {"color": colours[n % 11], "marker": "os^Dv<>PX*h"[n % 11], "ls": ("-", "--")[n % 2], "lw": 1.3}
+        name: {"color": colours[n % 11], "marker": "os^Dv<>PX*"[n % 10], "ls": ("-", "--")[n % 2], "lw": 1.3}
         for n, name in enumerate(names)
     }
 
