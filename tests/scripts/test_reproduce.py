@@ -42,6 +42,7 @@ metrics = {
     "eval_loss": 5 + abs(math.log10(rate / best)) + 0.1 * seed - steps / 1000 - (name == "theirs"),
     "score": 0.5 + 0.1 * seed + 0.01 * len(flag("--task", "")), "parameters": 1234567, "seed": seed,
     "model_type": "sktformer" if name == "ours" else "bert", "unigram_loss": 6.5, "other": {"score": 0.75},
+    "accuracy": rate,
     "environment": {"python": "3", "torch": "2", "transformers": "5", "device": "d", "threads": 1, "commit": "abc"},
     "started_from": flag("--model_name_or_path"),
     "history": [{"step": step, "eval_loss": 6.0} for step in (1, steps)],
@@ -158,6 +159,18 @@ def test_rows_go_on_where_they_were_cut_short(make, stage, tmp_path):
     make([stage])
     changed = {path.parent.name for path, when in files_below(tmp_path / "out").items() if before.get(path) != when}
     assert changed == {"ours-100-0.001-2", "first"}
+
+
+def test_a_stage_says_by_what_its_rates_are_chosen(make, stage):
+    """The script's accuracy grows with the rate, and so does not agree with its loss."""
+    accuracy = Measure("accuracy", "accuracy", "highest")
+    text, results = make([stage, replace(stage, folder="second", chosen_by=accuracy)])
+    assert cells(text, "ours")[-2:] == ["0.1", "0.1"]
+    assert results["searches"]["ours-100"] == {"0.001": 0.001, "0.01": 0.01, "0.1": 0.1}
+    chosen = "for each row that says none the one of 0.001, 0.01, 0.1 with the"
+    assert f"- Learning rates of first: {chosen} lowest evaluation loss under seed 100" in text
+    assert f"- Learning rates of second: {chosen} highest accuracy under seed 100" in text
+    assert text.count("at the edge of these: ours 100, theirs 100, ours 200, theirs 200.") == 2
 
 
 def test_a_row_keeps_the_rate_that_it_says(make, stage, tmp_path):
@@ -308,7 +321,7 @@ def test_models_are_pre_trained_and_fine_tuned_alike(tmp_path, monkeypatch, in_p
             {**shared, "config_name": "sktformer-tiny", "max_seq_length": 32, "full_blocks_only": True}
             | {"eval_strategy": "steps", "eval_steps": 0.5, "global_batch_size": 8}
         ),
-        "second.yaml": yaml.safe_dump({**shared, "max_seq_length": 32, "num_train_epochs": 1, "learning_rate": 1e-2}),
+        "second.yaml": yaml.safe_dump({**shared, "max_seq_length": 32, "num_train_epochs": 1}),
         "first.txt": f"--run_name ours --config_overrides {small}\n"
         f"--run_name ModernBERT --model_type modernbert --config_overrides {small}\n",
         "second.txt": "--run_name ours --model_name_or_path ours\n--run_name BERT --model_name_or_path ModernBERT\n"
@@ -320,7 +333,7 @@ def test_models_are_pre_trained_and_fine_tuned_alike(tmp_path, monkeypatch, in_p
     changes: tuple[dict[str, Any], ...] = (
         {"cases": (Case("2 steps", max_steps=2),), "recipes": (str(tmp_path / "first.yaml"),)},
         {"cases": tuple(case for case in table.stages[1].cases if case.name != "sst2")}
-        | {"recipes": (str(tmp_path / "second.yaml"),)},
+        | {"recipes": (str(tmp_path / "second.yaml"),), "search_steps": 4},
     )
     stages = tuple(
         replace(stage, runs=str(tmp_path / f"{name}.txt"), **change)
@@ -335,19 +348,22 @@ def test_models_are_pre_trained_and_fine_tuned_alike(tmp_path, monkeypatch, in_p
     results = json.loads((tmp_path / "results" / "glue.json").read_text())
     markdown = (tmp_path / "results" / "glue.md").read_text()
     titles = [column["title"] for column in results["columns"]]
-    assert titles == ["parameters", "pre-training loss", "learning rate, 2 steps", "CoLA", "STS-B", "mean"]
+    assert titles[:3] == ["parameters", "pre-training loss", "learning rate, 2 steps"]
+    assert titles[3:] == ["CoLA", "STS-B", "mean", "learning rate, CoLA", "learning rate, STS-B"]
     for row, start in (("ours", "ours"), ("BERT", "ModernBERT"), ("mean", "ours")):
         (rate,) = results["columns"][2]["values"][row]
         pretrained = [tmp_path / "out" / "pretraining" / f"{start}-2-{rate:g}-{seed}" for seed in (0, 1)]
         assert results["columns"][1]["values"][row] == [read_metrics(folder)["eval_loss"] for folder in pretrained]
-        scores = [
-            [100 * read_metrics(tmp_path / "out" / "glue" / f"{row}-{task}-{seed}" / task)["score"] for seed in (0, 1)]
-            for task in ("cola", "stsb")
-        ]
-        for column, values in zip(results["columns"][3:], [*scores, np.mean(scores, axis=0)], strict=True):
+        scores = []
+        for task, column in zip(("cola", "stsb"), results["columns"][6:], strict=True):
+            searched, (rate,) = results["searches"][f"{row}-{task}"], column["values"][row]
+            assert searched[f"{rate:g}"] == max(searched.values())
+            folders = [tmp_path / "out" / "glue" / f"{row}-{task}-{rate:g}-{seed}" / task for seed in (0, 1)]
+            scores.append([100 * read_metrics(folder)["score"] for folder in folders])
+        for column, values in zip(results["columns"][3:6], [*scores, np.mean(scores, axis=0)], strict=True):
             assert column["values"][row] == pytest.approx(values)
             assert f"{statistics.mean(values):.2f} ± {statistics.stdev(values):.2f}" in cells(markdown, row)
-    last = tmp_path / "out" / "glue" / "mean-cola-1" / "cola"
+    (last,) = (tmp_path / "out" / "glue").glob("mean-cola-*-1/cola")
     assert AutoConfig.from_pretrained(last).classifier_pooling == "mean"
     assert cells(markdown, "majority")[3] == "0.00"
     assert (tmp_path / "results" / "glue.png").read_bytes().startswith(b"\x89PNG")

@@ -64,7 +64,7 @@ def write_table(
         table.text.format(*recipes, data=_describe_data(given, measured)),
         "\n".join(format_table(header, cells)),
         f"Best: {'; '.join(best)}.",
-        "\n".join([statistics_note, *_describe_searches(outcomes), *table.notes]),
+        "\n".join([statistics_note, *_describe_searches(table.stages, outcomes), *table.notes]),
         "\n".join(_plot(name, table, columns, last, folder)),
         format_origin(environments[0], command_line(), commits),
     ]
@@ -123,18 +123,20 @@ def _describe_data(given: Mapping[str, Any], measured: Iterable[Mapping[str, Any
     return f"Data: {'; '.join(parts) or default}"
 
 
-def _describe_searches(outcomes: Sequence[Outcomes]) -> list[str]:
-    """How learning rates were chosen, and for whom a rate further out might be better still."""
-    searched = {key: o for of_stage in outcomes for key, o in of_stage.items() if o.search}
-    if not searched:
-        return []
-    rates = sorted({float(rate) for outcome in searched.values() for rate in outcome.search})
-    edge = [" ".join(key) for key, outcome in searched.items() if outcome.rate in (rates[0], rates[-1])]
-    return [
-        f"- Learning rates: for each row that says none the one of {', '.join(f'{rate:g}' for rate in rates)} with "
-        f"the lowest evaluation loss under seed {SEARCH_SEED}, which the table does not count; at the edge of these: "
-        f"{', '.join(edge) or 'none'}."
-    ]
+def _describe_searches(stages: Sequence[Stage], outcomes: Sequence[Outcomes]) -> list[str]:
+    """How each stage chose learning rates, and for whom a rate further out might be better still."""
+    searches = [(s, {key: o for key, o in of.items() if o.search}) for s, of in zip(stages, outcomes, strict=True)]
+    searches, lines = [(stage, searched) for stage, searched in searches if searched], []
+    for stage, searched in searches:
+        rates = sorted({float(rate) for outcome in searched.values() for rate in outcome.search})
+        edge = [" ".join(key) for key, outcome in searched.items() if outcome.rate in (rates[0], rates[-1])]
+        lines.append(
+            f"- Learning rates{f' of {stage.folder}' if len(searches) > 1 else ''}: for each row that says none the "
+            f"one of {', '.join(f'{rate:g}' for rate in rates)} with the {stage.chosen_by.best} "
+            f"{stage.chosen_by.title} under seed {SEARCH_SEED}, which the table does not count; at the edge of these: "
+            f"{', '.join(edge) or 'none'}."
+        )
+    return lines
 
 
 def _plot(name: str, table: Table, columns: Sequence[Column], outcomes: Outcomes, folder: Path) -> list[str]:
