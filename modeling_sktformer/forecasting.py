@@ -255,9 +255,10 @@ class SKTformerForPrediction(SKTformerPreTrainedModel):
             return self.predict(past_values.unsqueeze(0)).squeeze(0)
         context = past_values[:, -self.config.context_length :].to(self.device, self.dtype)
         was_training = self.training
-        outputs = self.eval()(context, past_observed_mask=~context.isnan())
-        self.train(was_training)
-        return outputs.prediction_outputs
+        try:
+            return self.eval()(context, past_observed_mask=~context.isnan()).prediction_outputs
+        finally:
+            self.train(was_training)
 
     @capture_outputs
     def _encode(self, hidden_states: torch.Tensor, **kwargs: Any) -> BaseModelOutput:

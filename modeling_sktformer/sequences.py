@@ -143,7 +143,10 @@ def pool_tokens(hidden_states: torch.Tensor, attention_mask: torch.Tensor | None
         if attention_mask is None:
             return hidden_states.mean(dim=-2)
         mask = attention_mask.bool().unsqueeze(-1)
-        return (hidden_states * mask).sum(dim=-2) / mask.sum(dim=-2).clamp(min=1)
+        # In half precision the sum of a long sequence is beyond the largest number.
+        dtype = torch.promote_types(hidden_states.dtype, torch.float32)
+        total = (hidden_states * mask).sum(dim=-2, dtype=dtype)
+        return (total / mask.sum(dim=-2).clamp(min=1)).to(hidden_states.dtype)
     if attention_mask is None:
         return hidden_states[..., 0, :]
     first = attention_mask.bool().int().argmax(dim=-1)

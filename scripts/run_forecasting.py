@@ -37,6 +37,8 @@ def main() -> None:
     recipe = RECIPES / "best" / "base.yaml" if names_file else RECIPES / "base.yaml"
     command = parse_command(ARGUMENTS, __doc__, recipe, RECIPES / "quickstart.yaml")
     forecaster, arguments, training = command.groups
+    if training.push_to_hub and training.do_train and len(arguments.horizons()) > 1:
+        raise UserError("--push_to_hub pushes one model; give one --prediction_length.")
     prepare(training, command.given)
     folder = Path(training.output_dir)
     if not (training.do_train or forecaster.model_name_or_path):

@@ -27,7 +27,7 @@ from experiments.glue.tasks import DIAGNOSTICS, TASKS, GlueArguments, GlueTask, 
 from experiments.models import CheckpointArguments, LoraArguments
 from experiments.results import read_json
 from experiments.run_folder import METRICS_FILE, RUN_FILE, recorded_arguments
-from experiments.text.classifier import checkpoint_identity
+from experiments.text.classifier import checkpoint_identity, name_of_checkpoint
 
 
 logger = logging.getLogger("run_glue")
@@ -108,7 +108,7 @@ def report(output: Path, checkpoint: CheckpointArguments, predicted: bool) -> No
     """Write and show the table of all finished tasks in the folder, and pack the submission."""
     finished = {name: read_metrics(output / name) for name in TASKS if (output / name / METRICS_FILE).is_file()}
     if finished:
-        print(write_glue_table(output, Path(checkpoint.model_name_or_path).name, finished))
+        print(write_glue_table(output, name_of_checkpoint(checkpoint), finished))
         logger.info("The table is in %s, glue.json and glue.png.", output / "glue.md")
     if predicted:
         archive = output / "submission.zip"

@@ -57,7 +57,7 @@ def main() -> None:
     if training.should_save:
         if arguments.draw_examples:
             draw_examples(parts["train"], task, folder / "examples.png")
-        for trial in trial_folders(folder):
+        for trial in trial_folders(folder) if training.test_curve else ():
             record_curve(trial)
         if training.mask_probability is None:
             print(write_report(folder, task, read_metrics(folder)))

@@ -124,7 +124,8 @@ class Trial:
     @property
     def name(self) -> str:
         """What its values are."""
-        return ", ".join(f"{_SHORT_NAMES[name]} {value:g}" for name, value in self.values.items())
+        shown = {name: value if isinstance(value, int) else f"{value:g}" for name, value in self.values.items()}
+        return ", ".join(f"{_SHORT_NAMES[name]} {value}" for name, value in shown.items())
 
 
 class FineTuningTrainer(progress.ExperimentTrainer):
@@ -241,7 +242,8 @@ def run_job(job: Job, folder: Path, training: FineTuningArguments, started: dict
     hold = nullcontext() if is_one else progress.hold_folder(training, folder, identity, started)
     is_silent = is_one or bool(training.disable_tqdm) or not training.should_log
     with hold:
-        waiting = [t for t in trials if training.overwrite or not (t.folder / METRICS_FILE).is_file()]
+        # Of several, those that are still here in spite of --overwrite belong to this very command, cut short.
+        waiting = [t for t in trials if is_one or not (t.folder / METRICS_FILE).is_file()]
         for trial in tqdm(trials, f"{job.title}, trials", unit="trial", disable=is_silent):
             if trial in waiting:
                 _run_held(job, trial, started, announces=trial is waiting[0])
@@ -249,7 +251,9 @@ def run_job(job: Job, folder: Path, training: FineTuningArguments, started: dict
                 keep_best_weights([trial.folder for trial in trials])
         PartialState().wait_for_everyone()
         best = max(trials, key=lambda trial: read_metrics(trial.folder)["score"])
-        if training.search and lacks_weights(best.folder):  # they gave way to a better trial of a larger grid
+        gave_way = training.search and lacks_weights(best.folder)  # to a better trial of a larger grid
+        PartialState().wait_for_everyone()  # until all have read what the next run deletes
+        if gave_way:
             best.args.overwrite = True
             _run_held(job, best, started, announces=not waiting)
         if not is_one and training.should_save:
@@ -301,6 +305,8 @@ def run_trial(job: Job, trial: Trial, arguments: dict[str, Any], announces: bool
         trained["train_samples"] = len(job.splits["train"])
         if keeps_best:
             trained["best_step"] = trainer.state.best_global_step
+    # What is measured of the best model, behind the last step, is nothing of that step.
+    history = trainer.history() if keeps_best else None
     measured = _evaluate(trainer, job, parts)
     if trains and hasattr(model, "merge_and_unload"):
         trainer.model = model = merge_adapters(model, trial.folder / "adapter" if args.should_save else None)
@@ -324,7 +330,7 @@ def run_trial(job: Job, trial: Trial, arguments: dict[str, Any], announces: bool
             "model_type": model.config.model_type,
             "parameters": model.num_parameters(),
             "environment": describe_environment(args.device.type),
-            "history": trainer.history(),
+            "history": history or trainer.history(),
         }
         for name, metrics in (("train", trained), ("eval", measured), ("all", trained | measured)):
             if metrics:

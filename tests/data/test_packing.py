@@ -308,6 +308,14 @@ def test_a_document_is_in_one_shard(tokenizer):
     assert sorted(block["input_ids"] for block in shards) == sorted(block["input_ids"] for block in whole)
 
 
+def test_blank_rows_are_no_shard_s_turn(tokenizer):
+    source = make_source([row for text in make_texts(40) for row in (text, "", " ")], "blank_line")
+    shards = [
+        list(split_dataset_by_node(stream_blocks(source, tokenizer, 500, True, num_shards=2), n, 2)) for n in (0, 1)
+    ]
+    assert [len(blocks) for blocks in shards] == [20, 20]
+
+
 def test_a_stream_goes_on_where_it_was_left(tokenizer, stream):
     blocks = stream_blocks(stream, tokenizer, 32, num_shards=2)
     expected = list(blocks)

@@ -266,6 +266,10 @@ def test_predict_reads_the_last_steps_and_gaps():
     for wrong in (series[0, :, 0], series[:, : CONTEXT - 1]):
         with pytest.raises(ValueError, match="with at least context_length=13 time steps"):
             model.predict(wrong)
+    model.train()
+    with pytest.raises(ValueError, match="channels"):
+        model.predict(series[..., :1])
+    assert model.training
 
 
 @pytest.mark.parametrize("use_mlp", [False, True])

@@ -16,7 +16,7 @@ from modeling_sktformer import (
 )
 from modeling_sktformer.lengthening import extend_positions, resize_order
 from modeling_sktformer.position_batch_norm import PositionBatchNorm
-from modeling_sktformer.sequences import Landmarks, Sequences, draw_permutation, select_landmarks
+from modeling_sktformer.sequences import Landmarks, Sequences, draw_permutation, pool_tokens, select_landmarks
 from support.builders import (
     HEADS,
     MODELS,
@@ -400,6 +400,12 @@ def test_no_tensor_grows_with_the_square_of_the_length():
             model(ids, attention_mask=mask, labels=ids).loss.backward()
         largest[length] = watch.numel / length
     assert largest[4096] <= 1.02 * largest[256]
+
+
+def test_the_mean_of_a_long_sequence_fits_into_half_precision():
+    states = torch.full((1, 16_384, 2), 5.0, dtype=torch.float16)
+    mask = torch.ones(1, 16_384, dtype=torch.long)
+    assert torch.equal(pool_tokens(states, mask, "mean"), pool_tokens(states, None, "mean"))
 
 
 @pytest.mark.parametrize("extension", ["tile", "last"])

@@ -345,6 +345,15 @@ def test_filters_keep_float32_under_autocast():
     assert grad.dtype == torch.float32
 
 
+@pytest.mark.parametrize("part", ["use_smoother", "use_fourier_convolution"])
+def test_no_waves_are_made_where_nothing_reads_them(part, force):
+    force(True, False)
+    config = make_config(max_position_embeddings=64)
+    assert circle_for(config, torch.zeros(3, 12, config.hidden_size))[1].waves is not None
+    config = make_config(max_position_embeddings=64, **{part: False})
+    assert circle_for(config, torch.zeros(3, 12, config.hidden_size))[1] == Circle(64)
+
+
 @pytest.fixture
 def circles(monkeypatch) -> list[Circle]:
     """What the batches of a model are convolved around from here on."""

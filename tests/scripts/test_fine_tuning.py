@@ -288,6 +288,29 @@ def test_one_trial_is_not_several(tmp_path):
     assert not list(folder.glob("seed-*"))
 
 
+def test_an_interrupted_command_goes_on_with_overwrite_too(tmp_path, monkeypatch):
+    folder, run_trial = tmp_path / "run", fine_tuning.run_trial
+
+    def run_first(job, trial, *rest):
+        if trial.args.seed > 3:
+            raise Stopped
+        run_trial(job, trial, *rest)
+
+    run(folder, seeds=2)
+    monkeypatch.setattr(fine_tuning, "run_trial", run_first)
+    with pytest.raises(Stopped):
+        run(folder, seeds=2, overwrite=True)
+    monkeypatch.undo()
+    finished = files_below(folder / "seed-3")
+    assert len(run(folder, seeds=2, overwrite=True)["trials"]) == 2
+    assert files_below(folder / "seed-3") == finished
+
+
+def test_large_seeds_are_told_apart(tmp_path):
+    trials = run(tmp_path / "run", seed=1_000_000, seeds=2)["trials"]
+    assert [trial["name"] for trial in trials] == ["seed 1000000", "seed 1000001"]
+
+
 def test_a_search_keeps_all_results_and_the_best_weights(tmp_path):
     folder = tmp_path / "run"
     grid = {"search_epochs": [1, 2], "search_learning_rates": [1e-4, 1e-1], "search_batch_sizes": [8]}
@@ -470,8 +493,7 @@ BEST = {
 
 
 def evaluations(metrics):
-    measured = [entry for entry in metrics["history"] if "eval_score" in entry]
-    return {entry["step"]: entry["eval_score"] for entry in reversed(measured)}  # the last one is of the best model
+    return {entry["step"]: entry["eval_score"] for entry in metrics["history"] if "eval_score" in entry}
 
 
 def test_the_best_model_on_the_evaluation_part_is_kept(tmp_path):

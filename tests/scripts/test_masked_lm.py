@@ -27,7 +27,6 @@ from experiments.text import examples
 from experiments.text.blocks import Blocks
 from experiments.text.examples import choose_words, show_predictions
 from experiments.text.masked_lm import (
-    IGNORE_INDEX,
     MaskedLMTrainer,
     MaskingCollator,
     MaskNumbering,
@@ -38,6 +37,7 @@ from experiments.text.masked_lm import (
     token_metrics,
 )
 from experiments.text.packing import count_tokens, unigram_cross_entropy
+from modeling_sktformer.losses import IGNORE_INDEX
 
 
 @pytest.fixture(scope="module")

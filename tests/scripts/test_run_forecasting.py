@@ -169,6 +169,7 @@ def test_it_learns_and_halves_its_rate(run, tmp_path):
         (["--model_config", '{"hidden_size": 7}'], "No sktformer can be made of these fields"),
         (["--config_overrides", "num_harmonix=3"], "`num_harmonix=3` is not field=value with a field"),
         (["--config_overrides", "prediction_length=3"], "has a flag of its own"),
+        (["--prediction_length", "6", "9", "--push_to_hub"], "--push_to_hub pushes one model; give one --prediction"),
         (["--learning_rate_decay", "2"], "--learning_rate_decay is 2; it must lie between 0 and 1"),
         (["--data_file", "none.csv"], "none.csv: no such file"),
         (["--model_name_or_path", "nowhere"], "The checkpoint nowhere cannot be loaded"),

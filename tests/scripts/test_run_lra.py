@@ -3,6 +3,7 @@
 import functools
 import json
 import operator
+import re
 import sys
 from typing import Any
 
@@ -102,6 +103,8 @@ def test_a_run_leaves_a_table_beside_the_paper(run, pictures, capsys):
         assert (folder / picture).read_bytes().startswith(b"\x89PNG")
     card = (folder / "seed-42" / "README.md").read_text()
     assert "AutoModelForSequenceClassification.from_pretrained" in card
+    for name, row in ROWS.items():
+        assert f"| {name} | {row['image']:.2f} |" in re.sub(" +", " ", card)
     assert str(folder.parent) not in card
     # What is saved answers as what was measured, through the Auto class, batch by batch.
     model = AutoModelForSequenceClassification.from_pretrained(folder / "seed-42").eval()
@@ -180,6 +183,16 @@ def test_pairs_are_matched(run):
         assert metrics_of(again)["eval_test_accuracy"] == metrics_of(trained)["eval_test_accuracy"]
 
 
+def test_the_same_values_are_masked_at_every_evaluation_of_self_pretraining(run):
+    """At a rate of zero the model stays what it is, and without dropout so does its loss."""
+    steps = ["--max_steps", 4, "--eval_strategy", "steps", "--eval_steps", 2, "--save_strategy", "steps"]
+    flags = ["--mask_probability", 0.5, "--masked_dropout", 0, "--learning_rate", 0, "--save_steps", 2]
+    folder = run(*EXPRESSIONS, *flags, *steps, "--config_overrides", "smoother_norm=layer_norm", name="masked")
+    losses = [entry["eval_loss"] for entry in metrics_of(folder)["history"] if "eval_loss" in entry]
+    assert len(losses) == 2
+    assert len(set(losses)) == 1
+
+
 @pytest.mark.parametrize("model_type", ["sktformer", "bert", "fnet", "nystromformer"])
 def test_self_pretraining_is_gone_on_from(run, model_type):
     dropout = ["--masked_dropout", 0]
@@ -247,8 +260,7 @@ def test_other_encoders_have_the_same_sizes_pooling_and_head(model_type, task_na
     loaded = build_model(LraModelArguments(model_name_or_path=str(tmp_path)), task, 128, False, seed=1).eval()
     assert torch.equal(loaded(ids).logits, logits)
     if model_type == "bert":  # pooled over real tokens alone
-        padded = torch.cat([ids, torch.zeros_like(ids[..., :0])], dim=-1)
-        mask = torch.ones_like(padded)
+        mask = torch.ones_like(ids)
         mask[..., 100:] = 0
         assert torch.allclose(theirs(ids * mask, mask).logits, theirs(ids[..., :100]).logits, atol=1e-5)
 

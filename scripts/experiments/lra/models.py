@@ -23,7 +23,7 @@ from experiments.models import SizedModelArguments, known_overrides, override_fi
 from modeling_sktformer import SKTformerConfig, SKTformerForSequenceClassification, SKTformerForSequenceMatching
 from modeling_sktformer.losses import classification_loss
 from modeling_sktformer.matching import SKTformerMatchingHead
-from modeling_sktformer.modeling_sktformer import SKTformerClassificationHead
+from modeling_sktformer.modeling_sktformer import SKTformerClassificationHead, classifier_dropout
 from modeling_sktformer.sequences import pool_tokens
 
 
@@ -69,7 +69,7 @@ class EncoderForSequences(PreTrainedModel):
         self.classifier: nn.Module = (
             SKTformerClassificationHead(head, num_labels)
             if config.per_example == 1
-            else SKTformerMatchingHead(head.hidden_size, num_labels, head.hidden_dropout_prob)
+            else SKTformerMatchingHead(head.hidden_size, num_labels, classifier_dropout(head))
         )
         self._takes_mask = takes_mask(self.encoder)
         self.post_init()

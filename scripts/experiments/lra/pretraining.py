@@ -6,10 +6,12 @@ from typing import Any
 import numpy as np
 import torch
 from transformers import EvalPrediction
+from transformers.trainer_utils import EvalLoopOutput
 
 from experiments.fine_tuning import FineTuningTrainer
 from experiments.lra.examples import PAD, collate
-from experiments.text.masked_lm import IGNORE_INDEX, sum_token_losses
+from experiments.text.masked_lm import sum_token_losses
+from modeling_sktformer.losses import IGNORE_INDEX
 
 
 class SelfPretrainingTrainer(FineTuningTrainer):
@@ -17,6 +19,12 @@ class SelfPretrainingTrainer(FineTuningTrainer):
 
     def __init__(self, **kwargs: Any):
         super().__init__(preprocess_logits_for_metrics=sum_token_losses, **kwargs)
+
+    def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
+        """Evaluate, always with the same values masked: the best model is chosen by it."""
+        with torch.random.fork_rng([]):
+            torch.default_generator.manual_seed(0)
+            return super().evaluation_loop(*args, **kwargs)
 
 
 class MaskedCollator:

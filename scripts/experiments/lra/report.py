@@ -84,7 +84,7 @@ def write_task_card(
         results="\n".join(
             format_table(
                 ["", "test accuracy (%)"],
-                [[THIS, f"{100 * accuracy:.2f}"], *([name, f"{value:.2f}"] for name, value in known.items())],
+                [[THIS, f"{100 * accuracy:.2f}"], *([name, f"{100 * value:.2f}"] for name, value in known.items())],
             )
         ),
         evaluated_on=f"{metrics['eval_test_samples']:,} test examples",

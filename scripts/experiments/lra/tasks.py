@@ -159,7 +159,7 @@ def _read_listops(arguments: LraArguments) -> dict[str, Examples]:
 def _read_pathfinder(arguments: LraArguments) -> dict[str, Examples]:
     path = arguments.path()
     if path is None:
-        count = arguments.num_generated or 200_000
+        count = arguments.num_generated or pathfinder.COUNT
         path = arguments.made(f"pathfinder-{count}-seed-{arguments.generation_seed}.npz")
         if not path.is_file():
             pathfinder.generate_pathfinder(path, count, arguments.generation_seed, arguments.preprocessing_num_workers)

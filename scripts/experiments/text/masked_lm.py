@@ -20,9 +20,9 @@ from transformers import (
 )
 
 from experiments.training import ExperimentTrainer
+from modeling_sktformer.losses import IGNORE_INDEX
 
 
-IGNORE_INDEX = -100
 _MASKED_ROWS = 1000  # evaluation blocks that share a seed
 
 

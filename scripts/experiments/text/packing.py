@@ -214,14 +214,15 @@ def _tokenize(batch: list[TextPiece], tokenizer: PreTrainedTokenizerBase) -> lis
 
 def _select_documents(pieces: Iterable[TextPiece], shard: int, num_shards: int) -> Iterator[TextPiece]:
     """Every `num_shards`-th document; where there are several shards, long documents are dealt out in parts."""
-    document = length = 0
+    document, length, has_text = 0, 0, False
     for text, ends_document in pieces:
-        length += 1
+        length, has_text = length + 1, has_text or bool(text.strip())
         ends_part = ends_document or (num_shards > 1 and length == _SHARD_PIECES)
         if document % num_shards == shard:
             yield text, ends_part
         if ends_part:
-            document, length = document + 1, 0
+            # Several blank rows in a row are no documents, which would be a shard's turn.
+            document, length, has_text = document + has_text, 0, False
 
 
 def _read_pieces(source: TextSource) -> Iterator[TextPiece]:
