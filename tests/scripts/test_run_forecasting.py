@@ -7,6 +7,7 @@ import sys
 import numpy as np
 import pandas as pd
 import pytest
+from transformers import AutoConfig
 
 import run_forecasting
 from experiments.arguments import UserError, load_recipe, parse_args, parse_command, recipes_behind
@@ -117,6 +118,9 @@ def test_a_run_leaves_tables_forecasts_and_pictures(run, tmp_path, capsys):
 def test_metrics_do_not_depend_on_the_batch(run, tmp_path, model_type):
     run("--model_type", model_type, "--max_steps", "2", "--do_train")
     checkpoint = str(tmp_path / "run" / "horizon-6")
+    if model_type == "patchtst":  # of the published patches, which the decoder reads one by one
+        config = AutoConfig.from_pretrained(checkpoint)
+        assert (config.patch_length, config.patch_stride, config.pooling_type) == (16, 8, None)
     measured = []
     for batch in (1, 7, 32, 1000):
         flags = ["--per_device_eval_batch_size", str(batch), "--max_eval_samples", "5", "--max_predict_samples", "45"]

@@ -153,7 +153,7 @@ def _forecasting(task: str) -> Table:
         ),
         measures=(errors("MAE", "mae"), errors("", "mse")),
         result="horizon-{case}/metrics.json",
-        learning_rates=(1e-4, 3e-4, 1e-3),
+        learning_rates=(3e-4, 1e-3, 3e-3),
         one_rate=True,
         has_mean=True,
         label="MSE",

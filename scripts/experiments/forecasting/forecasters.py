@@ -27,9 +27,10 @@ from modeling_sktformer import SKTformerConfig, SKTformerForPrediction
 from modeling_sktformer.forecasting import prediction_loss
 
 
-# What the sizes of an SKTformer are called in other forecasters; what they have no word for, they have not.
-_PEERS: dict[str, tuple[type, type, dict[str, str]]] = {
-    "sktformer": (SKTformerConfig, SKTformerForPrediction, {}),
+# What the sizes of an SKTformer are called in other forecasters, and what else was published of them where the
+# library's default is another one; what they have no word for, they have not.
+_PEERS: dict[str, tuple[type, type, dict[str, str], dict[str, Any]]] = {
+    "sktformer": (SKTformerConfig, SKTformerForPrediction, {}, {}),
     "patchtst": (
         PatchTSTConfig,
         PatchTSTForPrediction,
@@ -41,11 +42,14 @@ _PEERS: dict[str, tuple[type, type, dict[str, str]]] = {
             "hidden_dropout_prob": "ff_dropout",
             "attention_probs_dropout_prob": "attention_dropout",
         },
+        # By default every time step is a patch, and the decoder reads the mean over them.
+        {"patch_length": 16, "patch_stride": 8, "pooling_type": None},
     ),
     "patchtsmixer": (
         PatchTSMixerConfig,
         PatchTSMixerForPrediction,
         {"hidden_size": "d_model", "num_hidden_layers": "num_layers", "hidden_dropout_prob": "dropout"},
+        {},
     ),
 }
 # The paper's batch, after which the code it was measured with drops the windows that do not fill another one.
@@ -107,14 +111,14 @@ def build_forecaster(
         options = {} if known else {"trust_remote_code": arguments.trust_remote_code}
         with explained(f"The checkpoint {name} cannot be loaded"):
             return model_class.from_pretrained(name, **options)
-    config_class, model_class, names = _PEERS[arguments.model_type]
+    config_class, model_class, names, published = _PEERS[arguments.model_type]
     fields = arguments.fields()
     with explained(f"No {arguments.model_type} can be made of these fields"):
         if arguments.model_type == "sktformer":
             config = config_class(**{"landmark_seed": torch.initial_seed() % 2**31, **fields}, **lengths)
         else:
             sizes = {names[key]: value for key, value in fields.items() if key in names}
-            config = config_class(**sizes, **lengths)
+            config = config_class(**published, **sizes, **lengths)
         for override in filter(None, (arguments.config_overrides or "").split(",")):
             if override.partition("=")[0] in lengths:
                 raise UserError(f"--config_overrides: {override} has a flag of its own; leave it out.")
