@@ -28,6 +28,7 @@ from modeling_sktformer import SKTformerConfig, SKTformerForMaskedLM, available_
 
 
 ROOT = Path(__file__).parents[2]
+NUMBER = re.compile(r"(?<![\w.,-])\d+(?:,\d{3})*(?:\.\d+)?(?![\w-])")
 DOCUMENTS = [
     *sorted(ROOT.glob("*.md")),
     *sorted((ROOT / "model_cards").rglob("*.md")),
@@ -157,6 +158,22 @@ def test_versions_agree():
     version = modeling_sktformer.__version__
     assert f"version: {version}" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
     assert f"## {version}" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
+def test_the_numbers_that_matter_stand_in_the_results_they_name():
+    """A row without a link is of the file of the one above it."""
+    readme, found = (ROOT / "README.md").read_text(encoding="utf-8"), set()
+    table = readme.partition("| what | SKTformer | best other | first |\n")[2].partition("\n\n")[0]
+    rows = table.splitlines()[1:]
+    assert len(rows) > 20
+    for row in rows:
+        what, ours, others, _ = row.strip("| ").split(" | ")
+        if link := re.search(r"\(model_cards/results/(\w+\.md)\)", what):
+            results = (ROOT / "model_cards" / "results" / link[1]).read_text(encoding="utf-8")
+            found = {float(number.replace(",", "")) for number in NUMBER.findall(results)}
+        for number in NUMBER.findall(f"{ours} {others}"):
+            rounding = 0.5001 * 10 ** -len(number.partition(".")[2])
+            assert any(abs(value - float(number.replace(",", ""))) <= rounding for value in found), (what, number)
 
 
 def test_pinned_versions_satisfy_the_requirements():

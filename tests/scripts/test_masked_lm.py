@@ -85,7 +85,7 @@ def test_evaluation_masks_do_not_depend_on_the_batch(tokenizer):
 
 
 def test_masks_follow_the_seed_and_the_number_of_the_batch_alone(tokenizer):
-    """These are the masks of every earlier run of one process: the seed of a batch is made of `seed/number`."""
+    """The seed of a batch is made of `seed/number`: another way to make it gives every recorded run other masks."""
     rows = list(make_blocks([16] * 8))
     collator = MaskingCollator(tokenizer=tokenizer, seed=3)
     batches = [collator(rows)["labels"] for _ in range(3)]

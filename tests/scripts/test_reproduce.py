@@ -203,6 +203,8 @@ def test_the_first_case_may_choose_for_all(make, stage, tmp_path):
     assert cells(text, "ours")[-2:] == ["0.001", "0.001"]
     assert cells(text, "theirs")[-2:] == ["0.1", "0.1"]
     assert results["searches"]["theirs-200"] == results["searches"]["theirs-100"]
+    assert "with the lowest evaluation loss at short under seed 100" in text
+    assert "at the edge of these: ours, theirs." in text
 
 
 def test_the_rate_of_the_first_case_takes_the_time_of_its_own(make, stage, tmp_path):

@@ -25,15 +25,16 @@ from experiments.results import format_table
 
 
 LEGEND = (
-    "One training step of one layer, on the meta device: what a model of twice as many layers adds to one of as many "
-    "as a pattern of layers has (three in ModernBERT, one in the others), divided by these. Models are made for 512 "
-    "tokens, or for the length where it is greater. Masks belong to batches padded to the length; those made once for "
-    "all layers are not counted. Operators are those that launch work, views and empty tensors left out; fused "
-    "attention is one. Their bytes are those of all tensors that they read and write, matrix products, convolutions "
-    "and fused attention apart from the rest. Kept is what the forward pass saves for the backward pass, each storage "
-    "once, without parameters and buffers. Multiply-adds are those of matrix products, convolutions, attention, whose "
-    "fused backward pass computes scores again, and Fourier transforms (of n real values 2.5 n log2 n operations, of "
-    "n complex ones 5 n log2 n), and four for each product of complex numbers; two operations are one multiply-add."
+    "One training step of one layer, on the meta device: what a model of twice as many layers adds to one of as many"
+    " as a pattern of layers has (three in ModernBERT, two in Reformer, one in the others), divided by these. Models"
+    " are made for 512 tokens, or for the length where it is greater. Masks belong to batches padded to the length; "
+    "those made once for all layers are not counted. Operators are those that launch work, views and empty tensors "
+    "left out; fused attention is one. Their bytes are those of all tensors that they read and write, matrix "
+    "products, convolutions and fused attention apart from the rest. Kept is what the forward pass saves for the "
+    "backward pass, each storage once, without parameters and buffers. Multiply-adds are those of matrix products, "
+    "convolutions, attention, whose fused backward pass computes scores again, and Fourier transforms (of n real "
+    "values 2.5 n log2 n operations, of n complex ones 5 n log2 n), and four for each product of complex numbers; "
+    "two operations are one multiply-add."
 )
 _aten = torch.ops.aten
 _LAYER_PATTERNS = {"modernbert": 3, "reformer": 2}

@@ -13,7 +13,7 @@ _COSTS = (
     Measure("length", "max_length", format=",.0f", pooled=True),
     Measure("test examples", "eval_test_samples", format=",.0f", pooled=True),
     Measure("parameters", "parameters", format=",.0f", pooled=True),
-    Measure("step (ms)", "step_time_ms", "lowest", ".0f", pooled=True),
+    Measure("step (ms)", "step_time_ms", format=".0f", pooled=True),
 )
 _SETTING = Measure("the same in the paper (%)", "published.setting", format=".2f", factor=100, pooled=True)
 _TEXT = (

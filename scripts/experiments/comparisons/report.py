@@ -129,12 +129,13 @@ def _describe_searches(stages: Sequence[Stage], outcomes: Sequence[Outcomes]) ->
     searches, lines = [(stage, searched) for stage, searched in searches if searched], []
     for stage, searched in searches:
         rates = sorted({float(rate) for outcome in searched.values() for rate in outcome.search})
-        edge = [" ".join(key) for key, outcome in searched.items() if outcome.rate in (rates[0], rates[-1])]
+        edge = [key for key, outcome in searched.items() if outcome.rate in (rates[0], rates[-1])]
+        names = dict.fromkeys(row if stage.one_rate else f"{row} {case}" for row, case in edge)
         lines.append(
             f"- Learning rates{f' of {stage.folder}' if len(searches) > 1 else ''}: for each row that says none the "
             f"one of {', '.join(f'{rate:g}' for rate in rates)} with the {stage.chosen_by.best} "
-            f"{stage.chosen_by.title} under seed {SEARCH_SEED}, which the table does not count; at the edge of these: "
-            f"{', '.join(edge) or 'none'}."
+            f"{stage.chosen_by.title}{f' at {stage.cases[0].title}' if stage.one_rate else ''} under seed "
+            f"{SEARCH_SEED}, which the table does not count; at the edge of these: {', '.join(names) or 'none'}."
         )
     return lines
 

@@ -26,8 +26,8 @@ _PRETRAINING = Stage(
         Measure("parameters", "parameters", format=",.0f", pooled=True),
         Measure("loss", "eval_loss", "lowest", baselines=(("unigram frequencies", "unigram_loss"),)),
         Measure("accuracy (%)", "eval_accuracy", "highest", format=".1f", factor=100),
-        Measure("step (ms)", "step_time_ms", "lowest", format=".0f", pooled=True),
-        Measure("step (ms of processor time)", "step_cpu_time_ms", "lowest", format=".0f", pooled=True),
+        Measure("step (ms)", "step_time_ms", format=".0f", pooled=True),
+        Measure("step (ms of processor time)", "step_cpu_time_ms", format=".0f", pooled=True),
     ),
     learning_rates=(1e-3, 2e-3, 4e-3),
 )
@@ -209,6 +209,8 @@ TABLES = {
             "- Of a book 32 excerpts of 512 tokens, in three epochs; or 4 of 4,096, as much text with an eighth of "
             "the labels, in six.",
             "- SKTformer-scratch starts from untrained weights.",
+            "- SKTformer is read by the mean over its tokens; BERT, as transformers has it, by its first token behind "
+            "a pooler that pre-training has not trained.",
             "- For 4,096 tokens an SKTformer of 512 is lengthened, which a BERT cannot be: a length that it has not "
             "seen in pre-training.",
             f"- {TFIDF}: logistic regression on the frequencies of words and pairs of words in the same excerpts.",
