@@ -215,6 +215,9 @@ class SKTformerForPrediction(SKTformerPreTrainedModel):
         hidden_states = self.value_embedding(self._separate_channels(series))
         if gaps is not None:
             hidden_states = hidden_states + self.gap_embedding(self._separate_channels(gaps.to(series.dtype)))
+        elif self.training:
+            # Several processes wait for the gradient of every weight.
+            hidden_states = hidden_states + 0 * self.gap_embedding.weight.sum()
         if self.level_embedding is not None:
             hidden_states = hidden_states + self.level_embedding(self._separate_channels(last))
         outputs = self._encode(hidden_states, **kwargs)

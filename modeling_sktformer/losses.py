@@ -10,6 +10,7 @@ from torch import nn
 
 
 IGNORE_INDEX = -100
+PROBLEM_TYPES = ("regression", "single_label_classification", "multi_label_classification")
 
 
 def cross_entropy(
@@ -40,9 +41,11 @@ def classification_loss(
     The `problem_type` is `"regression"` (mean squared error), `"single_label_classification"` (cross entropy) or
     `"multi_label_classification"` (binary cross entropy). By default regression for one label, single-label for
     integer labels, multi-label for others. `labels` are classes `(batch_size,)`, or targets of the shape of `logits`
-    (one column may be left out); a `ValueError` if they do not fit the logits.
+    (one column may be left out); a `ValueError` if they do not fit the logits, or the problem is another one.
     """
     num_labels = logits.shape[-1]
+    if problem_type not in (None, *PROBLEM_TYPES):
+        raise ValueError(f"`problem_type` is {problem_type!r}; it must be one of {', '.join(PROBLEM_TYPES)}.")
     if problem_type is None:
         if num_labels == 1:
             problem_type = "regression"

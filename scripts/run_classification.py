@@ -54,7 +54,7 @@ def main() -> None:
     # Everything that can be wrong with the arguments is found before the folder is touched.
     tokenizer = classifier.load_text_tokenizer(checkpoint)
     wanted = ["train"] * trains + ["validation"] * (trains or training.do_eval) + ["test"] * training.do_predict
-    data = load_texts(texts, wanted, tokenizer, None if trains else checkpoint_problem(checkpoint))
+    data = load_texts(texts, wanted, tokenizer, checkpoint_problem(checkpoint))
     if training.label_smoothing_factor and data.problem.kind != SINGLE:
         raise UserError(f"--label_smoothing_factor is for single labels, not {data.problem.kind}; leave it out.")
     model = load_model(command, checkpoint, data, tokenizer, new_head=trains)
@@ -88,7 +88,7 @@ def main() -> None:
             answers = {"this model": measure(data.problem, chances, part.labels, part.documents), **baselines[name]}
             results |= {f"{name}, {answer}": values for answer, values in answers.items()}
         if training.should_save:
-            write_answers(folder, data, name, chances)
+            write_answers(folder, data, name, chances, texts.label_separator or ",")
     if training.should_save and results:
         record_test_scores(folder, results)
         print(write_results(folder / "report", results, [format_results(results)]), end="")

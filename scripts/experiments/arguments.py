@@ -69,6 +69,9 @@ class _UniqueKeyLoader(yaml.SafeLoader):
         seen = set()
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=deep)
+            if not isinstance(key, str):
+                problem = f"line {key_node.start_mark.line + 1} has a key that is no word"
+                raise yaml.constructor.ConstructorError(None, None, problem)
             if key in seen:
                 problem = f"the key `{key}` stands twice (line {key_node.start_mark.line + 1})"
                 raise yaml.constructor.ConstructorError(None, None, problem)
@@ -83,8 +86,13 @@ def load_recipe(path: str | Path) -> dict[str, Any]:
 
 def recipes_behind(path: str) -> list[str]:
     """A recipe and, before it, the one behind which it says that it is read, and so on."""
-    base = _read_recipe(path).get(_BASE)
-    return [path] if base is None else [*recipes_behind(os.path.normpath(Path(path).parent / str(base))), path]
+    found, base = [path], _read_recipe(path).get(_BASE)
+    while base is not None:
+        before = os.path.normpath(Path(found[0]).parent / str(base))
+        if before in map(os.path.normpath, found):
+            raise UserError(f"The recipe {path} is read behind itself; mend `{_BASE}` in {found[0]}.")
+        found, base = [before, *found], _read_recipe(before).get(_BASE)
+    return found
 
 
 def _read_recipe(path: str | Path) -> dict[str, Any]:
@@ -93,7 +101,7 @@ def _read_recipe(path: str | Path) -> dict[str, Any]:
     except OSError as error:
         problem = f"cannot be read ({error.strerror}); check the path after --recipe"
         raise UserError(f"The recipe {path} {problem}.") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UserError(f"The recipe {path} is not valid YAML: {one_line(error)}") from error
     if not isinstance(recipe, dict):
         raise UserError(f"The recipe {path} must hold `flag: value` lines, not a {type(recipe).__name__}.")

@@ -1,6 +1,7 @@
 """Reading data sets with errors that people can act on."""
 
 import csv
+import glob
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -60,7 +61,7 @@ def read_table_file(path: str | Path, cache_dir: str | None = None) -> Dataset:
         raise UserError(f"{path}: files of type `{path.suffix}` cannot be read; give {', '.join(TABLE_READERS)}.")
     options: dict[str, Any] = {"keep_default_na": False} if TABLE_READERS[kind] == "csv" else {}
     options |= {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if kind == ".tsv" else {}
-    options |= {"data_files": {"rows": str(path)}, "split": "rows", "cache_dir": cache_dir}
+    options |= {"data_files": {"rows": glob.escape(str(path.absolute()))}, "split": "rows", "cache_dir": cache_dir}
     with explained_errors(str(path), "another file", "check the file"):
         try:
             return load_dataset(TABLE_READERS[kind], **options)

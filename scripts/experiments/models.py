@@ -84,7 +84,7 @@ class CheckpointArguments(_OriginArguments):
 
     model_name_or_path: str = flag(MISSING, "Checkpoint: a folder or a name on the Hub.")
     tokenizer_name: str | None = flag(None, "Tokenizer: a folder or a name on the Hub. By default the checkpoint's.")
-    ignore_mismatched_sizes: bool = flag(False, "Start with a new head where the number of labels is another.")
+    ignore_mismatched_sizes: bool = flag(False, "Start with a new head where the labels are others.")
 
 
 @dataclass
@@ -257,6 +257,14 @@ def load_classifier(
         raise UserError(f"{what} has no classification head ({untrained[0]} is missing); fine-tune it first.")
     if not new_head:
         _check_labels(trained_words, labels, what)
+    elif labels and not untrained and _answers_otherwise(trained_words, labels):
+        # The sizes fit, and rows of the head would be taken for those of other labels.
+        if not arguments.ignore_mismatched_sizes:
+            classes = f"{', '.join(map(str, trained_words))}, and these are {', '.join(labels)}"
+            raise UserError(f"{what} answers with {classes}; pass --ignore_mismatched_sizes to start with a new head.")
+        fresh = type(model)(model.config).state_dict()
+        above = {key: value for key, value in fresh.items() if not key.startswith(f"{model.base_model_prefix}.")}
+        model.load_state_dict(above, strict=False)
     if mismatched and not arguments.ignore_mismatched_sizes:
         head = f"a classification head for {trained_labels} labels, and {model.config.num_labels} are needed"
         raise UserError(f"{what} has {head}; pass --ignore_mismatched_sizes to start with a new head.")
@@ -322,11 +330,14 @@ def _refuse_adapter(arguments: CheckpointArguments) -> None:
 
 def _check_labels(trained: Sequence[Any], labels: Sequence[str], what: str) -> None:
     """Refuse a head that answers with other words; words that nobody has named say nothing."""
-    named = not all(str(word).startswith("LABEL_") for word in trained)
-    same = [str(word).lower() for word in trained] == [label.lower() for label in labels]
-    if not same and (len(trained) != max(1, len(labels)) or (labels and named)):
+    if len(trained) != max(1, len(labels)) or (labels and _answers_otherwise(trained, labels)):
         classes = f"{', '.join(map(str, trained))}, and the task's classes are {', '.join(labels) or 'none'}"
         raise UserError(f"{what} answers with {classes}: it was fine-tuned on another task, or in another order.")
+
+
+def _answers_otherwise(trained: Sequence[Any], labels: Sequence[str]) -> bool:
+    named = not all(str(word).startswith("LABEL_") for word in trained)
+    return named and [str(word).lower() for word in trained] != [label.lower() for label in labels]
 
 
 def _find_files(folder: str, patterns: Sequence[str]) -> list[Path]:

@@ -17,6 +17,9 @@ from matplotlib.ticker import LogLocator, MaxNLocator
 from experiments.results import replace_file
 
 
+matplotlib.rcParams["text.parse_math"] = False  # names of files, columns and labels may have a $ in them
+
+
 @contextlib.contextmanager
 def open_figure(
     path: str | Path,

@@ -4,13 +4,16 @@ import glob
 import hashlib
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from tqdm import tqdm
@@ -72,6 +75,41 @@ def choose_launcher(launcher: str | None) -> list[str]:
     return default if launcher is None else shlex.split(launcher)
 
 
+class Children:
+    """The processes that have been started, which end with this one."""
+
+    def __init__(self) -> None:
+        self._lock, self._are_stopped = threading.Lock(), False
+        self._running: set[subprocess.Popen] = set()
+
+    def run(self, command: Sequence[str], **options: Any) -> int:
+        """Start a process and wait for it; gives its status."""
+        with self._lock:
+            if self._are_stopped:
+                return -signal.SIGTERM
+            process = subprocess.Popen(command, **options)
+            self._running.add(process)
+        status = process.wait()
+        with self._lock:
+            self._running.remove(process)
+        return status
+
+    @contextmanager
+    def stopped_by_signals(self) -> Iterator[None]:
+        """Pass on what ends this process: Ctrl-C, or the SIGTERM of schedulers and `timeout`."""
+        earlier = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+        try:
+            yield
+        except (KeyboardInterrupt, SystemExit):
+            with self._lock:
+                self._are_stopped = True
+                for process in self._running:
+                    process.terminate()
+            raise
+        finally:
+            signal.signal(signal.SIGTERM, earlier)
+
+
 def execute_runs(
     runs: Sequence[Run], launcher: Sequence[str], title: str, tolerated: str | None = None, at_once: int = 1
 ) -> None:
@@ -84,12 +122,13 @@ def execute_runs(
     """
     waiting = [run for run in runs if not _is_done(run, tolerated)]
     done = len(runs) - len(waiting)
-    has_failed, environment = threading.Event(), dict(os.environ)
+    children, has_failed, environment = Children(), threading.Event(), dict(os.environ)
     if at_once > 1:
         environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // at_once)))
     with (
         tqdm(desc=title, initial=done, total=len(runs), unit="run", disable=None) as bar,
         ThreadPoolExecutor(at_once) as pool,
+        children.stopped_by_signals(),
     ):
 
         def start(number: int, run: Run) -> None:
@@ -99,7 +138,7 @@ def execute_runs(
             if bar.disable:  # without a terminal a line for each run, whole where several begin at once
                 print(f"{title}: {run.folder.name} ({number} of {len(runs)})\n", end="", flush=True)
             try:
-                _execute(run, launcher, tolerated, environment)
+                _execute(run, launcher, tolerated, environment, children)
             except BaseException:
                 has_failed.set()
                 raise
@@ -113,14 +152,16 @@ def execute_runs(
             has_failed.set()  # as where it is interrupted
 
 
-def _execute(run: Run, launcher: Sequence[str], tolerated: str | None, environment: dict[str, str]) -> None:
+def _execute(
+    run: Run, launcher: Sequence[str], tolerated: str | None, environment: dict[str, str], children: Children
+) -> None:
     command = [*launcher, str(ROOT / "scripts" / run.script), *run.arguments, "--output_dir", str(run.folder)]
     run.folder.parent.mkdir(parents=True, exist_ok=True)
     with run.log.open("ab") as log:
         log.write(f"{shlex.join(command)}\n".encode())
         log.flush()
         begin = log.tell()
-        status = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, env=environment, check=False).returncode
+        status = children.run(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
         output = run.log.read_bytes()[begin:].decode("utf-8", errors="replace")
         passed = tolerated is not None and tolerated in output
         if not passed and (status or not run.result.is_file()):

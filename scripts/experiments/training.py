@@ -172,6 +172,10 @@ def describe_steps(training: TrainingArguments, num_examples: int | None) -> str
     batch, steps, epochs = global_batch(training), training.max_steps, training.num_train_epochs
     if num_examples is None:
         return f"{steps:,} of {batch} sequences"
+    if training.dataloader_drop_last and num_examples < training.per_device_train_batch_size * training.world_size:
+        raise UserError(
+            f"--dataloader_drop_last drops all {num_examples:,} examples, fewer than a batch; leave it out."
+        )
     per_epoch = max(1, math.ceil(num_examples / batch))
     steps, epochs = (steps, steps / per_epoch) if steps > 0 else (math.ceil(epochs * per_epoch), epochs)
     return f"{steps:,} of {batch} sequences, {epochs:.3g} pass(es) over the data"
@@ -218,12 +222,16 @@ class ExperimentTrainer(Trainer):
             return super().evaluation_loop(*args, **kwargs)
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """Log, on all processes alike; a `UserError` if a loss is not a finite number."""
+        """Log, on all processes alike; a `UserError` if a loss is no finite number or the best metric is none."""
         for name in ("loss", "eval_loss"):
             if not math.isfinite(logs.get(name, 0.0)):
                 what = f"Training has diverged: {name} is {logs[name]} at step {self.state.global_step}"
                 remedy = f"lower --learning_rate ({self.args.learning_rate:g}) or raise --warmup_steps"
                 raise UserError(f"{what}; {remedy}. No model was saved.")
+        best = (self.args.metric_for_best_model or "loss").removeprefix("eval_")
+        if "eval_loss" in logs and f"eval_{best}" not in logs:
+            names = ", ".join(name.removeprefix("eval_") for name in logs if name.startswith("eval_"))
+            raise UserError(f"--metric_for_best_model {best}: there is no such metric; give one of {names}.")
         super().log(logs, *args, **kwargs)
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
@@ -269,6 +277,8 @@ class StepTimer(TrainerCallback):
 def _check_values(training: RunArguments) -> None:
     if not 0 <= training.seed < 2**32:
         raise UserError(f"--seed {training.seed} must lie between 0 and {2**32 - 1}.")
+    batches = ("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps")
+    require_at_least(1, training, *batches)
     require_at_least(0, training, "learning_rate", "weight_decay", "max_grad_norm", "warmup_steps")
     if training.max_steps <= 0 and training.num_train_epochs <= 0:
         raise UserError(f"--num_train_epochs {training.num_train_epochs:g} must be more than 0.")

@@ -78,6 +78,7 @@ def test_text_and_label_are_found_by_their_names_or_by_their_kind():
         (("text", "label", "labels"), {}, "plainly the label"),
         (("text", "label"), {"text_column": "body"}, "--text_column body"),
         (("text", "label"), {"label_column": "class"}, "--label_column class"),
+        (("text", "label"), {"text_column": "text", "text_pair_column": "text"}, "name a column twice"),
     ],
 )
 def test_columns_that_may_be_several_are_asked_for_by_name(columns, flags, message):
@@ -93,6 +94,7 @@ def test_columns_that_may_be_several_are_asked_for_by_name(columns, flags, messa
     [
         (["b", "a", "c"] * 4, {}, SINGLE, ("a", "b", "c")),
         ([10, 9, 2] * 4, {}, SINGLE, ("2", "9", "10")),
+        (["-1", "--1", "1"] * 4, {}, SINGLE, ("--1", "-1", "1")),
         ([True, False] * 4, {}, SINGLE, ("False", "True")),
         ([0.5, 1.0, 2.25] * 4, {}, REGRESSION, ()),
         ([1, 2, 3] * 4, {"problem_type": "regression"}, REGRESSION, ()),
@@ -105,6 +107,24 @@ def test_the_kind_of_problem_and_its_labels_are_told_from_the_column(write, load
     data = load(train_file=write(rows_of(labels)), **flags)
     assert data.problem == Problem(kind, names)
     assert len(data.parts["train"].documents) + len(data.parts["validation"].documents) == len(labels)
+
+
+def test_labels_keep_the_order_that_a_checkpoint_has_them_in(write, load):
+    path, other = write(rows_of(["a", "b"] * 6)), write(rows_of(["a", "c"] * 6), "other.jsonl")
+    trained = Problem(SINGLE, ("b", "a"))
+    tokenizer, wanted = make_tokenizer(), ["train", "validation"]
+    for file, labels in ((path, ("b", "a")), (other, ("a", "c"))):
+        data = load_texts(TextArguments(train_file=[file]), wanted, tokenizer, trained)
+        assert data.problem.labels == labels
+        assert {data.problem.labels[n] for n in data.parts["train"].labels} == set(labels)
+
+
+def test_names_of_files_are_taken_literally_where_they_exist(write, load, tmp_path, monkeypatch):
+    write(rows_of(["wrong", "file"] * 6), "books [7]/a1.jsonl")
+    path = write(rows_of(["a", "b"] * 6), "books [7]/a[1].jsonl")
+    assert load(train_file=path).problem.labels == ("a", "b")
+    monkeypatch.chdir(tmp_path / "books [7]")
+    assert load(train_file="a[1].jsonl").problem.labels == ("a", "b")
 
 
 def test_labels_are_encoded_for_their_kind():
@@ -373,3 +393,10 @@ def test_words_are_a_better_baseline_than_the_commonest_label(write, load, kind)
     first = next(iter(values["TF-IDF"]))
     assert values["TF-IDF"][first] > 0.8 > values["always the same"][first]
     assert list(measure_baselines(data, with_tfidf=False)["validation"]) == ["always the same"]
+
+
+def test_a_baseline_of_words_needs_words(write, load):
+    rows = [{"text": "! ?", "label": label} for label in ["a", "b"] * 6]
+    data = load(train_file=write("".join(json.dumps(row) + "\n" for row in rows)))
+    with pytest.raises(UserError, match="--baseline tfidf finds no word in the training texts"):
+        measure_baselines(data, with_tfidf=True)

@@ -325,7 +325,7 @@ def flags_of_mistake(name: str, folder: Path) -> dict:
         ("blank file", r"blank\.txt holds no text in its column `text`"),
         ("blank validation file", r"blank\.txt holds no text"),
         ("no text at all", r"null\.jsonl holds text in the columns \(none\) of text"),
-        ("no such column", r"in the columns body of body, n; name one with --text_column"),
+        ("no such column", r"there is no column --text_column text; there is body, n"),
         ("column of numbers", r"in the columns body of body, n"),
         ("two columns of text", r"in the columns body, title of body, title; name one"),
         ("broken json", r"broken\.jsonl cannot be read: .*JSON"),
@@ -357,6 +357,22 @@ def test_mistakes_are_one_clear_line(tmp_path, name, message):
     with pytest.raises(UserError, match=message) as caught:
         load(tmp_path, **flags)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_folders_may_have_brackets_in_their_names(tmp_path, monkeypatch, streaming):
+    folder = tmp_path / "books [7]"
+    folder.mkdir()
+    write(folder / "a.txt", "one line\n")
+    monkeypatch.chdir(folder)
+    corpus = load(tmp_path, train_file=["a.txt"], streaming=streaming, validation_fraction=0)
+    assert list(corpus.train[0]) == ["one line"]
+
+
+def test_a_column_that_is_not_there_is_named(tmp_path):
+    path = write(tmp_path / "two.csv", "title,body\na,b\n")
+    with pytest.raises(UserError, match="there is no column --text_column foo; there is title, body"):
+        load(tmp_path, train_file=[path], text_column="foo")
 
 
 @pytest.mark.parametrize("streaming", [False, True])

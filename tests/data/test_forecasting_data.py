@@ -283,6 +283,14 @@ def test_series_that_are_too_short_are_refused(steps, part):
         make_parts(series, 12, 4)
 
 
+@pytest.mark.parametrize(("start", "part"), [(30, "validation"), (40, "test")])
+def test_a_part_without_a_value_is_refused(start, part):
+    gone = [1.0, 2.0] * (start // 2) + [None] * (50 - start)
+    values = make_series("s", table(50, a=gone, b=gone), None, None)
+    with pytest.raises(UserError, match=f"no value of the {part} part was observed"):
+        make_parts(values, 6, 4)
+
+
 # Baselines and metrics
 
 

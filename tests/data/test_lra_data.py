@@ -111,6 +111,7 @@ def test_pictures_that_are_none_are_refused(arrays, tmp_path):
     np.savez(tmp_path / "f.npz", **wholes | {"x_train": train / 255, "x_test": test / 255})
     np.savez(tmp_path / "g.npz", **wholes | {"x_train": train.astype(int) - 128})
     np.savez(tmp_path / "h.npz", **wholes | {"x_train": train[:9], "y_train": train_labels[:9]})
+    np.savez(tmp_path / "i.npz", **wholes | {"x_train": train.astype(str)})
     (tmp_path / "d.tar.gz").write_bytes(b"no archive")
     (tmp_path / "e").mkdir()
 
@@ -128,6 +129,7 @@ def test_pictures_that_are_none_are_refused(arrays, tmp_path):
         ("f.npz", "pixels from 0 to 1; they must be whole, from 0 to 255"),
         ("g.npz", "pixels from -128 to 127; they must"),
         ("h.npz", "has 9 training pictures; give at least 10"),
+        ("i.npz", "cannot be read as pictures"),
         ("e", "print is not part of CIFAR-10"),
     ):
         with pytest.raises(UserError, match=message):

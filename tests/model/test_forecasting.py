@@ -253,6 +253,15 @@ def test_a_forecast_does_not_depend_on_the_batch():
     assert_equal(torch.cat([model(past_values=row[None]).prediction_outputs for row in past]), together)
 
 
+def test_every_weight_has_a_gradient_with_gaps_or_without():
+    """Processes that share a model wait for all of them."""
+    past = make_series()
+    for mask in (None, torch.ones_like(past)):
+        model = make_forecaster().train()
+        model(past_values=past, past_observed_mask=mask).prediction_outputs.sum().backward()
+        assert all(weight.grad is not None for weight in model.parameters())
+
+
 def test_predict_reads_the_last_steps_and_gaps():
     model = make_forecaster().train()
     series = make_series(2, 20)

@@ -84,3 +84,6 @@ def test_mistakes_are_named():
         model(attention_mask=ids.view(3, 2, 5))
     with pytest.raises(ValueError, match=r"labels of shape \(6,\) do not fit logits of shape \(3, 3\).*one class"):
         model(ids.view(3, 2, 5), labels=torch.zeros(6, dtype=torch.long))
+    model.config.problem_type = "Regression"
+    with pytest.raises(ValueError, match="`problem_type` is 'Regression'; it must be one of regression, single_label"):
+        model(ids.view(3, 2, 5), labels=torch.zeros(3))

@@ -53,6 +53,9 @@ def test_recipes_may_be_given_one_by_one(tmp_path):
         ("steps: many\n", [], "invalid int value: 'many'"),
         ("- steps\n", [], "must hold `flag: value` lines"),
         ("steps: [\n", [], "not valid YAML"),
+        ("3: 4\n", [], "line 1 has a key that is no word"),
+        ("rate: 1.0\n[a]: 3\n", [], "line 2 has a key that is no word"),
+        ("behind: recipe0.yaml\n", [], r"recipe0\.yaml is read behind itself; mend `behind` in .*recipe0\.yaml"),
         ("", ["--stepz", "7"], "--stepz"),
         ("", ["--step", "7"], "--step"),
     ],
@@ -61,6 +64,12 @@ def test_mistakes_are_explained(tmp_path, recipe, flags, message):
     with pytest.raises(UserError, match=message) as error:
         parse(tmp_path, [recipe], *flags)
     assert "\n" not in str(error.value)
+
+
+def test_a_recipe_in_another_encoding_is_explained(tmp_path):
+    (tmp_path / "latin.yaml").write_bytes("names: [é]\n".encode("latin-1"))
+    with pytest.raises(UserError, match=r"latin\.yaml is not valid YAML: .*utf-8"):
+        parse_args([Arguments], ["--recipe", str(tmp_path / "latin.yaml")])
 
 
 def test_missing_recipe_is_explained():

@@ -170,11 +170,26 @@ def test_sections_are_merged_and_replaced(quick):
     with pytest.raises(UserError, match="--merge"):
         quick("--batch_size", "2")
     assert [entry["key"]["batch_size"] for entry in quick("--batch_size", "2", "--merge")] == [32, 2]
-    sections = quick("--merge", "--lengths", "64")
-    assert [(entry["key"]["batch_size"], len(entry["rows"])) for entry in sections] == [(32, 2), (2, 4)]
+    sections = quick("--merge", "--lengths", "64", "100", "128")
+    assert [(entry["key"]["batch_size"], len(entry["rows"])) for entry in sections] == [(32, 6), (2, 4)]
     text = (quick.folder / "speed.md").read_text()
     assert text.index("## LRA model, 1 layer, batch 32") < text.index("## LRA model, 1 layer, batch 2,")
     assert len(list(quick.folder.glob("*.png"))) == 2
+
+
+@pytest.mark.parametrize(
+    ("flags", "lost"),
+    [
+        (["--lengths", "64", "200"], "--lengths 100"),
+        (["--models", "bert-sdpa"], "--models nystromformer"),
+        (["--modes", "inference", "--merge"], "--modes training"),
+    ],
+)
+def test_rows_of_the_same_settings_are_not_lost(quick, flags, lost):
+    before = quick()
+    with pytest.raises(UserError, match=f"holds results of {lost} of these settings; name them too"):
+        quick(*flags)
+    assert json.loads((quick.folder / "speed.json").read_text())["sections"] == before
 
 
 def test_published_results_can_be_merged_with(quick):
@@ -182,9 +197,8 @@ def test_published_results_can_be_merged_with(quick):
     published = json.loads((quick.folder / "speed.json").read_text())["sections"]
     sections = quick("--merge")
     assert [entry["rows"] for entry in sections[:-1]] == [entry["rows"] for entry in published]
-    sections = quick("--merge", "--num_layers", "2", "--batch_size", "4", "--dropout", "0", "0.1", "--lengths", "64")
-    assert len(sections) == len(published) + 1  # a published one has made room for that of its settings
-    assert len(sections[0]["rows"]) == 4
+    with pytest.raises(UserError, match="holds results of --lengths 512 1024 2048 4096 of these settings"):
+        quick("--merge", "--num_layers", "2", "--batch_size", "4", "--dropout", "0", "0.1", "--lengths", "64")
     text = (quick.folder / "speed.md").read_text()
     for words in ("expected from counted multiply-adds", "## LRA model, 2 layers, batch 4, float32, CPU"):
         assert words in text

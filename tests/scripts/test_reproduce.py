@@ -5,7 +5,6 @@ import json
 import math
 import random
 import statistics
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -298,21 +297,19 @@ def test_only_one_process_makes_a_table(monkeypatch):
         reproduce.main()
 
 
-def run_in_process(command, start=subprocess.run, **options):
-    """Call a script in this process; other commands are started as ever."""
-    if not command[1].endswith(".py"):
-        return start(command, **options)
+def run_in_process(children, command, **options):
+    """Call a script in this process."""
     script, *_ = flags = command[1:]
     with pytest.MonkeyPatch.context() as context:
         context.setattr(sys, "argv", flags)
         importlib.import_module(Path(script).stem).main()
-    return subprocess.CompletedProcess(command, 0)
+    return 0
 
 
 @pytest.mark.parametrize("in_process", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_models_are_pre_trained_and_fine_tuned_alike(tmp_path, monkeypatch, in_process):
     if in_process:
-        monkeypatch.setattr(runs.subprocess, "run", run_in_process)
+        monkeypatch.setattr(runs.Children, "run", run_in_process)
     tasks = write_tasks(tmp_path / "glue")
     text = tmp_path / "text.txt"
     text.write_text("\n".join(row["sentence"] for row in make_rows(TASKS["sst2"], "train", 600)))
@@ -375,7 +372,7 @@ def test_models_are_pre_trained_and_fine_tuned_alike(tmp_path, monkeypatch, in_p
 
 
 def test_books_are_attributed_to_their_authors(tmp_path, monkeypatch):
-    monkeypatch.setattr(runs.subprocess, "run", run_in_process)
+    monkeypatch.setattr(runs.Children, "run", run_in_process)
     choose = random.Random(0)
     for part, titles in (("train", ("one", "two")), ("test", ("three",))):
         (tmp_path / part).mkdir()

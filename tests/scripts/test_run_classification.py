@@ -241,8 +241,10 @@ def test_several_labels_and_numbers_are_predicted(run, files, tmp_path):
     assert {"eval_macro_f1", "eval_exact_match"} <= set(metrics)
     config = AutoConfig.from_pretrained(folder)
     assert config.problem_type == "multi_label_classification"
-    row = read_table(folder / "predictions.csv")[0]
-    assert set(row) == {"text", "label", "prediction", *(f"probability of {name}" for name in NAMES)}
+    rows = read_table(folder / "predictions.csv")
+    assert set(rows[0]) == {"text", "label", "prediction", *(f"probability of {name}" for name in NAMES)}
+    # What is written is read with the same separator.
+    assert {name for row in rows for name in row["prediction"].split("|")} - {""} == set(NAMES)
     assert not (folder / "confusion.csv").exists()
 
     table = write_table(tmp_path / "numbers.csv", {"text": texts, "label": [n % 3 + 0.5 for n in range(90)]})
@@ -377,3 +379,36 @@ def test_a_fine_tuned_checkpoint_of_other_labels_needs_a_new_head(run, files, tm
     with pytest.raises(UserError, match="head for 2 labels, and 3 are needed"):
         run("--train_file", files / "train.csv", model=two)
     assert read_metrics(run("--train_file", files / "train.csv", "--ignore_mismatched_sizes", model=two, epochs=1))
+
+
+def test_a_head_goes_on_with_its_own_labels(run, files, tmp_path):
+    """Its rows are those of its labels, in whatever order; other names are no names of these rows."""
+    trained = run("--train_file", files / "train.csv", "--do_train").rename(tmp_path / "trained")
+    model = SKTformerForSequenceClassification.from_pretrained(trained)
+    flip = [2, 0, 1]
+    for weights in (model.classifier.output.weight, model.classifier.output.bias):
+        weights.data = weights.data[flip]
+    model.config.id2label = {n: model.config.id2label[place] for n, place in enumerate(flip)}
+    model.config.label2id = {name: n for n, name in model.config.id2label.items()}
+    model.save_pretrained(trained)
+    flags = ["--train_file", files / "train.csv", "--validation_file", files / "train.csv", "--learning_rate", 0]
+    assert read_metrics(run(*flags, model=trained, epochs=1))["eval_accuracy"] > 0.8
+    rows = [row | {"label": row["label"] + "!"} for row in read_table(files / "train.csv")]
+    renamed = write_table(tmp_path / "renamed.csv", {name: [row[name] for row in rows] for name in rows[0]})
+    flags = ["--train_file", renamed, "--validation_file", renamed, "--learning_rate", 0, "--overwrite"]
+    with pytest.raises(UserError, match=r"answers with .*pass --ignore_mismatched_sizes to start with a"):
+        run(*flags, model=trained, epochs=1)
+    folder = run(*flags, "--ignore_mismatched_sizes", model=trained, epochs=1)
+    fresh = SKTformerForSequenceClassification.from_pretrained(folder)
+    assert torch.equal(
+        fresh.sktformer.embeddings.word_embeddings.weight, model.sktformer.embeddings.word_embeddings.weight
+    )
+    assert not torch.equal(fresh.classifier.output.weight, model.classifier.output.weight)
+
+
+def test_dollars_in_names_are_no_formulas(run, files, tmp_path):
+    rows = [row | {"label": f"$0_{row['label']}_$5"} for row in read_table(files / "train.csv")]
+    table = write_table(tmp_path / "a_$_b_$.csv", {name: [row[name] for row in rows] for name in rows[0]})
+    folder = run("--train_file", table, epochs=1)
+    for picture in ("curve.png", "confusion.png"):
+        assert (folder / picture).read_bytes().startswith(b"\x89PNG")

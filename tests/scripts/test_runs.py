@@ -1,6 +1,7 @@
 """Tables of runs: how they are read, started, skipped and resumed."""
 
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -154,6 +155,20 @@ print("threads", os.environ["OMP_NUM_THREADS"], "together", other.exists())
     with pytest.raises(UserError, match="it is broken"):
         execute(make_run("c", "--fail"), make_run("d", "--fail"), *later, at_once=2)
     assert not any(run.folder.exists() for run in later)
+
+
+def test_what_is_terminated_ends_its_runs(tmp_path, make_run):
+    (tmp_path / "script.py").write_text(
+        "import os, signal, sys, time; from pathlib import Path\n"
+        f"Path({str(tmp_path)!r}, 'child').write_text(str(os.getpid()))\n"
+        "os.kill(os.getppid(), signal.SIGTERM); time.sleep(60)\n"
+    )
+    with pytest.raises(SystemExit) as stopped:
+        execute_runs([make_run("a")], [sys.executable, "-S"], "title")
+    assert stopped.value.code == 128 + signal.SIGTERM
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "child").read_text()), 0)
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 @pytest.mark.parametrize(("devices", "launches"), [(0, False), (1, False), (2, True)])

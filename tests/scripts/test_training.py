@@ -76,6 +76,25 @@ def test_the_last_evaluation_is_not_made_twice(tmp_path):
     assert train(arguments(tmp_path, "--max_steps", "3", "--eval_strategy", "no")).last_evaluation() is None
 
 
+@pytest.mark.parametrize("name", ["per_device_train_batch_size", "gradient_accumulation_steps"])
+def test_a_batch_holds_something(tmp_path, name):
+    with pytest.raises(UserError, match=f"--{name} is 0; it must be at least 1"):
+        prepare(arguments(tmp_path, f"--{name}", "0"), {})
+
+
+def test_a_best_model_needs_a_metric_that_is_measured(tmp_path):
+    flags = ["--max_steps", "4", "--eval_strategy", "steps", "--eval_steps", "2", "--metric_for_best_model", "foo"]
+    with pytest.raises(UserError, match="--metric_for_best_model foo: there is no such metric; give one of loss, "):
+        train(arguments(tmp_path, *flags, "--save_strategy", "no"))
+
+
+def test_a_batch_that_is_dropped_is_not_all_there_is(tmp_path):
+    training = arguments(tmp_path, "--dataloader_drop_last", "true", "--per_device_train_batch_size", "100")
+    with pytest.raises(UserError, match="drops all 99 examples"):
+        describe_steps(training, 99)
+    assert describe_steps(training, 100)
+
+
 @pytest.mark.parametrize(
     "flags",
     [

@@ -57,7 +57,8 @@ def open_section(flags: Mapping[str, Any], path: Path, merge: bool) -> dict[str,
     The part of the results `path` that belongs to a command: an unfinished one of the same flags, or a new one.
 
     `flags` are all flags, and `comparison`, one of [`COMPARISONS`]. Raises a `UserError` if the file holds sections of
-    other settings and `merge` does not ask to keep them.
+    other settings and `merge` does not ask to keep them, or lengths, models or modes of these settings that the flags
+    leave out: they would be lost.
     """
     environment = describe_environment(flags["device"])
     section = {
@@ -71,6 +72,11 @@ def open_section(flags: Mapping[str, Any], path: Path, merge: bool) -> dict[str,
     if others and not merge:
         remedy = "pass --merge to keep them beside these, or choose another --results_dir"
         raise UserError(f"{path}.json holds results of other settings ({others[0]}); {remedy}.")
+    for entry in (entry for entry in earlier if entry["key"] == section["key"]):
+        for name in ("lengths", "models", "modes"):
+            if lost := [str(value) for value in entry["plan"][name] if value not in flags[name]]:
+                remedy = "name them too, or choose another --results_dir"
+                raise UserError(f"{path}.json holds results of --{name} {' '.join(lost)} of these settings; {remedy}.")
     for entry in earlier:
         same_machine = {**entry["environment"], "commit": None} == {**environment, "commit": None}
         if entry["plan"] == section["plan"] and same_machine and not entry["finished"]:

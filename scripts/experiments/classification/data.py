@@ -114,15 +114,19 @@ class TextData:
 
 
 def load_texts(
-    arguments: TextArguments, wanted: Sequence[str], tokenizer: PreTrainedTokenizerBase, known: Problem | None = None
+    arguments: TextArguments,
+    wanted: Sequence[str],
+    tokenizer: PreTrainedTokenizerBase,
+    predicted: Problem | None = None,
 ) -> TextData:
     """
     Read the parts that a run has `wanted`, of `train`, `validation` (which may be held out of the first) and `test`.
 
-    Excerpts are cut by the tokens of a tokenizer. What the checkpoint predicts is `known` where nothing is trained.
+    Excerpts are cut by the tokens of a tokenizer. Where nothing is trained the problem is what the checkpoint has
+    `predicted`; else its labels have the order that they have there, if they are the same.
     Raises a `UserError` if something cannot be found, read or understood, in one line that says where.
     """
-    sources = _read_sources(arguments, wanted)
+    sources, known = _read_sources(arguments, wanted), None if "train" in wanted else predicted
     first, rows = next(iter(sources.values()))
     columns, label = find_columns(first, rows, arguments, label_needed=list(sources) != ["test"])
     if arguments.excerpt_length and len(columns) > 1:
@@ -138,7 +142,8 @@ def load_texts(
         if None in values and name != "test":
             raise UserError(f"{source}: row {values.index(None) + 1} has no label; give it one or leave it out.")
         if not known and name == "train":
-            problem = Problem(kind, find_labels(source, rows, str(label), kind, values))
+            labels = find_labels(source, rows, str(label), kind, values)
+            problem = Problem(kind, predicted.labels if predicted and {*predicted.labels} == {*labels} else labels)
         part = Part(source, rows, None if None in values else problem.encode(source, values), list(range(len(rows))))
         parts[name] = _cut(part, columns[0], tokenizer, arguments) if arguments.excerpt_length else part
     if "train" in sources and "validation" not in sources:
@@ -161,6 +166,8 @@ def find_columns(
         if name is not None and name not in there and (column != "label_column" or label_needed):
             raise UserError(f"--{column} {name}: there is no such column; {has}")
     text, pair, label = given.values()
+    if len({*given.values()} - {None}) < 3 - list(given.values()).count(None):
+        raise UserError(f"--text_column, --text_pair_column and --label_column name a column twice; {has}")
     labels = [label] if label else [name for name in ("label", "labels") if name in there]
     if len(labels) != 1 and label_needed:
         hint = "--label_column (or --label_from_file_name for .txt files)"
@@ -194,7 +201,8 @@ def _read_sources(arguments: TextArguments, wanted: Sequence[str]) -> dict[str, 
 def _read_files(given_by: str, patterns: Sequence[str], arguments: TextArguments) -> tuple[str, Dataset]:
     """The rows of a table or of .txt files, with what to call them."""
     expanded = [str(Path(pattern).expanduser()) for pattern in patterns]
-    files = [file for pattern in expanded for file in sorted(glob.glob(pattern, recursive=True)) or [pattern]]
+    found = [[] if Path(name).is_file() else sorted(glob.glob(name, recursive=True)) for name in expanded]
+    files = [file for name, matching in zip(expanded, found, strict=True) for file in matching or [name]]
     if all(file.endswith(".txt") for file in files):
         rows = _read_text_files(given_by, files, arguments.label_from_file_name)
         return f"{Path(files[0]).parent} ({len(files)} .txt files)", rows

@@ -95,4 +95,4 @@ def find_labels(source: str, rows: Dataset, column: str, kind: str, values: Sequ
     found = set() if kind == REGRESSION else {name for names in values for name in names}
     if len(found) < 2 and kind != REGRESSION:
         raise UserError(f"{source} has {format_names(sorted(found)) or 'no name'} alone as label: nothing to learn.")
-    return tuple(sorted(found, key=int if all(name.lstrip("-").isdecimal() for name in found) else None))
+    return tuple(sorted(found, key=int if all(name.removeprefix("-").isdecimal() for name in found) else None))

@@ -90,7 +90,10 @@ def _predict_tfidf(
 ) -> dict[str, np.ndarray]:
     classify = LogisticRegression(C=10, max_iter=1000)
     learner = {SINGLE: classify, MULTI: OneVsRestClassifier(classify), REGRESSION: Ridge()}[problem.kind]
-    model = make_pipeline(TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True), learner).fit(texts, labels)
+    frequencies = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True)
+    if not any(map(frequencies.build_analyzer(), texts)):
+        raise UserError("--baseline tfidf finds no word in the training texts; leave it out.")
+    model = make_pipeline(frequencies, learner).fit(texts, labels)
     if problem.kind == REGRESSION:
         return {name: model.predict(rows).reshape(-1, 1) for name, rows in others.items()}
     chances = {name: np.zeros((len(rows), len(problem.labels))) for name, rows in others.items()}

@@ -1,5 +1,6 @@
 """What a run leaves beside its model: predictions, confusions, a table of metrics and the model card."""
 
+import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,13 @@ from experiments.results import read_json, write_atomically, write_json
 from experiments.run_folder import METRICS_FILE
 
 
-def write_answers(folder: Path, data: TextData, name: str, chances: np.ndarray) -> None:
+def write_answers(folder: Path, data: TextData, name: str, chances: np.ndarray, separator: str) -> None:
     """
     Write what a model answers to a part, of which [`metrics.probabilities`] gives the `chances`.
 
-    Of the test part `predictions.csv`: its rows with predictions; of excerpts `documents.csv`, too. Of a part with
-    single labels `confusion.csv` and `confusion.png`: how often each label (rows) was taken for each (columns).
+    Of the test part `predictions.csv`: its rows with predictions; of excerpts `documents.csv`, too. Several labels
+    have the `separator` between them, or are a list in JSON where it stands in one. Of a part with single labels
+    `confusion.csv` and `confusion.png`: how often each label (rows) was taken for each (columns).
     """
     part, problem = data.parts[name], data.problem
     if part.labels is not None and problem.kind == SINGLE:
@@ -42,7 +44,7 @@ def write_answers(folder: Path, data: TextData, name: str, chances: np.ndarray) 
     names = [f"probability of {label}" for label in problem.labels] if problem.kind == MULTI else ["probability"]
     for file_name, (table, values) in tables.items():
         rows = pd.DataFrame(list(table), columns=table.column_names, dtype=object)
-        rows[["prediction", *(names if problem.labels else [])]] = list(_answers(problem, values))
+        rows[["prediction", *(names if problem.labels else [])]] = list(_answers(problem, values, separator))
         write_atomically(folder / file_name, rows.to_csv(index=False))
 
 
@@ -79,12 +81,16 @@ def write_text_card(
     )
 
 
-def _answers(problem: Problem, chances: np.ndarray) -> Iterator[list]:
+def _answers(problem: Problem, chances: np.ndarray, separator: str) -> Iterator[list]:
     for row, decided in zip(chances, decide(problem, chances), strict=True):
         if problem.kind == SINGLE:
             yield [problem.labels[decided], f"{row.max():.6f}"]
         elif problem.kind == MULTI:
             chosen = [name for name, is_chosen in zip(problem.labels, decided, strict=True) if is_chosen]
-            yield [",".join(chosen), *(f"{value:.6f}" for value in row)]
+            is_told_apart = not any(separator in name for name in problem.labels)
+            yield [
+                separator.join(chosen) if is_told_apart else json.dumps(chosen, ensure_ascii=False),
+                *(f"{value:.6f}" for value in row),
+            ]
         else:
             yield [f"{decided:.6g}"]

@@ -237,6 +237,8 @@ def make_windows(
     windows = {}
     for (name, part), limit in zip(borders.items(), limits, strict=True):
         windows[name] = Windows(values, part, context_length, prediction_length, limit)
+        if np.isnan(values[part.start : part.stop]).all():
+            raise UserError(f"{series.source}: no value of the {name} part was observed; give a series that goes on.")
         if not len(windows[name]):
             needed = prediction_length + (context_length if name == "train" else 0)
             raise UserError(

@@ -60,6 +60,7 @@ def read_images(path: Path) -> dict[str, Examples]:
         OSError,
         KeyError,
         ValueError,
+        TypeError,
         EOFError,
         tarfile.TarError,
         zipfile.BadZipFile,

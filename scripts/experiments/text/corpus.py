@@ -190,7 +190,7 @@ def _load_group(file_type: str, files: list[str], arguments: CorpusArguments) ->
     options |= {"sample_by": "document"} if whole_files else {}
     options |= {"encoding": encoding} if encoding and encoding != "utf-8" else {}
     by_line = file_type == "text" and not whole_files
-    patterns = [glob.escape(file) for file in files]
+    patterns = [glob.escape(os.path.abspath(file)) for file in files]
     # Each text file is a split of its own, which shows where it ends.
     parts = {f"file{n}": pattern for n, pattern in enumerate(patterns)} if by_line else {"train": patterns}
     with _explained_errors(name):
@@ -297,6 +297,8 @@ def _select_column(name: str, rows: Rows, wanted: str | None) -> str:
     columns, strings = list(features), ("string", "large_string")
     text_columns = [column for column in columns if getattr(features[column], "dtype", None) in strings]
     chosen = [wanted] if wanted is not None else ["text"] if "text" in text_columns else text_columns
+    if wanted is not None and wanted not in columns:
+        raise UserError(f"{name}: there is no column --text_column {wanted}; there is {', '.join(columns)}.")
     if len(chosen) != 1 or chosen[0] not in text_columns:
         found = f"in the columns {', '.join(text_columns) or '(none)'} of {', '.join(columns)}"
         raise UserError(f"{name} holds text {found}; name one with --text_column.")
