@@ -361,8 +361,10 @@ def test_a_head_is_only_asked_for_its_own_classes(tmp_path, recipe, monkeypatch,
     more = ["--task_name", "sst2", "--model_name_or_path", everything / "cola"]
     with pytest.raises(UserError, match="answers with unacceptable, acceptable, and the task's classes are negative"):
         run(monkeypatch, "--recipe", recipe, *more, "--do_eval")
+    with pytest.raises(UserError, match="answers with unacceptable, acceptable, .*pass --ignore_mismatched_sizes"):
+        run(monkeypatch, "--recipe", recipe, *more)
     assert not (tmp_path / "run").exists()
-    run(monkeypatch, "--recipe", recipe, *more)  # training makes it another one
+    run(monkeypatch, "--recipe", recipe, *more, "--ignore_mismatched_sizes")
     assert AutoConfig.from_pretrained(tmp_path / "run" / "sst2").id2label == {0: "negative", 1: "positive"}
 
 
