@@ -361,7 +361,7 @@ def test_a_head_is_only_asked_for_its_own_classes(tmp_path, recipe, monkeypatch,
     more = ["--task_name", "sst2", "--model_name_or_path", everything / "cola"]
     with pytest.raises(UserError, match="answers with unacceptable, acceptable, and the task's classes are negative"):
         run(monkeypatch, "--recipe", recipe, *more, "--do_eval")
-    with pytest.raises(UserError, match="answers with unacceptable, acceptable, .*pass --ignore_mismatched_sizes"):
+    with pytest.raises(UserError, match=r"answers with unacceptable, acceptable, .*pass --ignore_mismatched_sizes"):
         run(monkeypatch, "--recipe", recipe, *more)
     assert not (tmp_path / "run").exists()
     run(monkeypatch, "--recipe", recipe, *more, "--ignore_mismatched_sizes")
