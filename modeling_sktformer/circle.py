@@ -59,9 +59,8 @@ def choose_circle(config, batch_size: int, sequences: Sequences, dtype: torch.dt
     made in the filters' dtype on the hidden states' device.
     """
     length, longest = sequences.length, config.max_position_embeddings
-    if not (config.use_smoother and config.use_fourier_convolution):
-        return Circle(longest)  # which nothing reads
-    if torch.compiler.is_compiling() or torch.jit.is_tracing():
+    is_read = config.use_smoother and config.use_fourier_convolution
+    if not is_read or torch.compiler.is_compiling() or torch.jit.is_tracing():
         # A graph serves many lengths: a choice would bind it to those of its example.
         return Circle(longest)
     num_positions = min(

@@ -43,16 +43,11 @@ def classification_loss(
     integer labels, multi-label for others. `labels` are classes `(batch_size,)`, or targets of the shape of `logits`
     (one column may be left out); a `ValueError` if they do not fit the logits, or the problem is another one.
     """
-    num_labels = logits.shape[-1]
     if problem_type not in (None, *PROBLEM_TYPES):
         raise ValueError(f"`problem_type` is {problem_type!r}; it must be one of {', '.join(PROBLEM_TYPES)}.")
     if problem_type is None:
-        if num_labels == 1:
-            problem_type = "regression"
-        elif labels.is_floating_point():
-            problem_type = "multi_label_classification"
-        else:
-            problem_type = "single_label_classification"
+        several = "multi_label_classification" if labels.is_floating_point() else "single_label_classification"
+        problem_type = "regression" if logits.shape[-1] == 1 else several
     is_single = problem_type == "single_label_classification"
     if labels.numel() != (logits.shape[0] if is_single else logits.numel()):
         hint = "give one class index for each row of logits."
