@@ -121,6 +121,8 @@ def test_sizes_are_the_papers_and_the_presets():
     presets = {"base", "small", "mini", "tiny"}
     assert set(SIZES) == {"lra"} | presets | {f"{preset}-best" for preset in presets}
     assert build_sizes("tiny-best").use_smoother_residual
+    residual = {name: build_config(workload(name), 1).to_dict().get("use_smoother_residual") for name in MODELS}
+    assert [name for name, value in residual.items() if value] == ["sktformer-best"]
     assert build_sizes("lra").hidden_size == 64
     assert (build_sizes("base").hidden_size, build_sizes("base", 2).num_hidden_layers) == (768, 2)
 

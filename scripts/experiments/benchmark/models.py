@@ -33,6 +33,7 @@ class Encoder:
 
 MODELS = {
     "sktformer": Encoder("SKTformer", "sktformer", "layer norm in the smoother, where the paper has batch norm."),
+    "sktformer-best": Encoder("SKTformer, -best", "sktformer", "with the addition of the presets -best."),
     "bert-eager": Encoder("BERT (eager)", "bert"),
     "bert-sdpa": Encoder("BERT (SDPA)", "bert", "fused attention, on CPUs without dropout alone, as in other models."),
     "modernbert": Encoder("ModernBERT", "modernbert", "three feed-forward matrices; every third layer global."),
@@ -88,13 +89,15 @@ def build_config(workload: Workload, num_layers: int | None) -> PreTrainedConfig
     """The configuration of a model, made for inputs of `positions` tokens; of its size's depth if none is given."""
     name, length = workload.model, workload.positions
     sizes = build_sizes(workload.size, num_layers)
-    config = sizes if name == "sktformer" else resize_config(MODELS[name].model_type, sizes)
+    config = sizes if MODELS[name].model_type == sizes.model_type else resize_config(MODELS[name].model_type, sizes)
     config.pad_token_id = 0  # behind which some architectures begin to count positions
     values: dict[str, Any] = {"vocab_size": sizes.vocab_size, "num_labels": NUM_LABELS}
     values |= {"problem_type": "single_label_classification", **length_fields(config, length)}
     if hasattr(config, "classifier_pooling"):
         values["classifier_pooling"] = "mean"
-    if name == "reformer":
+    if name == "sktformer-best":
+        values["use_smoother_residual"] = True
+    elif name == "reformer":
         # Positions are a grid, whose sides multiply to the length.
         rows = max(side for side in range(1, int(length**0.5) + 1) if length % side == 0)
         values |= {
