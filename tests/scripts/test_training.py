@@ -73,6 +73,8 @@ def test_a_training_that_diverges_stops(tmp_path, flags):
 def test_the_last_evaluation_is_not_made_twice(tmp_path):
     trainer = train(arguments(tmp_path, "--max_steps", "4", "--eval_strategy", "steps", "--eval_steps", "2"))
     assert trainer.last_evaluation()["step"] == 4
+    trainer = train(arguments(tmp_path, "--max_steps", "3", "--eval_strategy", "steps", "--eval_steps", "2"))
+    assert trainer.last_evaluation()["step"] == 3  # the Trainer evaluates behind the last step, too
     assert train(arguments(tmp_path, "--max_steps", "3", "--eval_strategy", "no")).last_evaluation() is None
 
 
