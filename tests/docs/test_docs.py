@@ -178,7 +178,9 @@ def test_the_numbers_that_matter_stand_in_the_results_they_name():
 
 def test_pinned_versions_satisfy_the_requirements():
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
-    pins = {canonicalize_name(name): version for name, version in (n.split("==") for n in lines if "==" in n)}
+    pins: dict[str, str] = {
+        canonicalize_name(name): version for name, version in (n.split("==") for n in lines if "==" in n)
+    }
     setup = configparser.ConfigParser(interpolation=None)
     setup.read(ROOT / "setup.cfg", encoding="utf-8")
     asked = setup["options"]["install_requires"] + "".join(setup["options.extras_require"].values())

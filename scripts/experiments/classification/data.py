@@ -166,7 +166,8 @@ def find_columns(
         if name is not None and name not in there and (column != "label_column" or label_needed):
             raise UserError(f"--{column} {name}: there is no such column; {has}")
     text, pair, label = given.values()
-    if len({*given.values()} - {None}) < 3 - list(given.values()).count(None):
+    named = [name for name in given.values() if name is not None]
+    if len(set(named)) < len(named):
         raise UserError(f"--text_column, --text_pair_column and --label_column name a column twice; {has}")
     labels = [label] if label else [name for name in ("label", "labels") if name in there]
     if len(labels) != 1 and label_needed:

@@ -82,12 +82,12 @@ def write_text_card(
 
 
 def _answers(problem: Problem, chances: np.ndarray, separator: str) -> Iterator[list]:
+    is_told_apart = not any(separator in name for name in problem.labels)
     for row, decided in zip(chances, decide(problem, chances), strict=True):
         if problem.kind == SINGLE:
             yield [problem.labels[decided], f"{row.max():.6f}"]
         elif problem.kind == MULTI:
             chosen = [name for name, is_chosen in zip(problem.labels, decided, strict=True) if is_chosen]
-            is_told_apart = not any(separator in name for name in problem.labels)
             yield [
                 separator.join(chosen) if is_told_apart else json.dumps(chosen, ensure_ascii=False),
                 *(f"{value:.6f}" for value in row),
