@@ -294,11 +294,13 @@ class SKTformerForPrediction(SKTformerPreTrainedModel):
         ):
             if given is not None and given.shape != expected:
                 raise ValueError(f"`{name}` has shape {tuple(given.shape)}, expected {expected}.")
-        is_traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
-        if past_mask is None and past.device.type == "cpu" and not is_traced and bool(past.isnan().any()):
-            raise ValueError(
-                "`past_values` has NaN; name missing values by `past_observed_mask=~past_values.isnan()`."
-            )
+        if past.device.type != "cpu" or torch.compiler.is_compiling() or torch.jit.is_tracing():
+            return
+        for name, values, mask in (("past", past, past_mask), ("future", future, future_mask)):
+            unnamed = values if values is None or mask is None else values.masked_fill(~mask.bool(), 0)
+            if unnamed is not None and bool(unnamed.isnan().any()):
+                what = f"`{name}_values` has NaN{'' if mask is None else ' that its mask counts as observed'}"
+                raise ValueError(f"{what}; name missing values by `{name}_observed_mask=~{name}_values.isnan()`.")
 
 
 def prediction_loss(

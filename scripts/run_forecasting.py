@@ -6,12 +6,13 @@ Train forecasters of time series, measure them beside what needs no training, an
     python scripts/run_forecasting.py --task_name etth1 --data_dir series --model_type patchtst \\
         --output_dir runs/etth1-patchtst
     python scripts/run_forecasting.py --data_file sales.csv --timestamp_column day --target_columns north south \\
-        --prediction_length 28 --do_train --do_eval --do_predict --output_dir runs/sales
+        --prediction_length 28 --output_dir runs/sales
     python scripts/run_forecasting.py --model_name_or_path runs/sales/horizon-28 --data_file new.csv --do_predict \\
         --output_dir runs/new
 
 Without any flag it trains on a series that it makes itself. Without --recipe a public series (--task_name) gets the
 paper's recipe, configuration/forecasting/base.yaml, and one of your own configuration/forecasting/best/base.yaml.
+A series of your own is also continued after its last row, if no --do_train, --do_eval or --do_predict says otherwise.
 Every horizon is a model in a folder of its own, `horizon-N`, and goes on where it was cut short.
 """
 
@@ -25,7 +26,7 @@ from experiments.forecasting.jobs import check_future, fit_to_checkpoint, make_j
 from experiments.forecasting.report import write_report
 from experiments.forecasting.windows import Scaler, SeriesArguments, read_series, split_borders
 from experiments.run_folder import recorded_arguments
-from experiments.training import announce_run, prepare, upload_run
+from experiments.training import STAGES, announce_run, prepare, upload_run
 
 
 ARGUMENTS = (ForecasterArguments, SeriesArguments, ForecastingArguments)
@@ -39,6 +40,8 @@ def main() -> None:
     forecaster, arguments, training = command.groups
     if training.push_to_hub and training.do_train and len(arguments.horizons()) > 1:
         raise UserError("--push_to_hub pushes one model; give one --prediction_length.")
+    names_own = {"data_file", "dataset_name"} & command.given.keys()
+    training.do_predict = training.do_predict or bool(names_own and not set(STAGES) & command.given.keys())
     prepare(training, command.given)
     folder = Path(training.output_dir)
     if not (training.do_train or forecaster.model_name_or_path):

@@ -65,6 +65,17 @@ def test_data_sets_are_read_as_the_hub_has_them(tmp_path, monkeypatch):
         read_series(SeriesArguments(dataset_name=str(folder), cache_dir=cache))
 
 
+def test_rows_of_public_series_are_steps_whatever_their_times_say(tmp_path):
+    """As published, Weather has a time twice and lacks nine."""
+    rows = table(60).drop(index=range(40, 49)).iloc[[*range(21), *range(20, 51)]]
+    rows.to_csv(tmp_path / "weather.csv", index=False)
+    series = read_series(SeriesArguments(task_name="weather", data_dir=str(tmp_path)))
+    np.testing.assert_array_equal(series.values[:, 0], rows["a"])
+    assert series.following_timestamps(1) == ["2024-01-03 12:00:00"]
+    with pytest.raises(UserError, match="equals that of the row above"):
+        read_series(SeriesArguments(data_file=str(tmp_path / "weather.csv")))
+
+
 @pytest.mark.parametrize(
     ("frequency", "season", "following"),
     [
@@ -233,12 +244,64 @@ def test_the_protocol_s_numbers_of_windows(horizon, train, validation, test):
     assert sizes == {"train": train, "validation": validation, "test": test}
 
 
+# MSE/MAE, or MSE alone, at the four horizons.
+PUBLISHED = """
+ettm2 SKTformer .192/.283 .255/.324 .324/.364 .431/.433
+ettm2 iTransformer .180/.264 .250/.309 .311/.348 .412/.407
+ettm2 PatchTST .175/.259 .241/.302 .305/.343 .402/.400
+ettm2 DLinear .193/.292 .284/.362 .369/.427 .554/.522
+ettm2 FEDformer .203 .269 .325 .421
+etth1 iTransformer .386/.405 .441/.436 .487/.458 .503/.491
+etth1 PatchTST .414/.419 .460/.445 .501/.466 .500/.488
+etth1 DLinear .386/.400 .437/.432 .481/.459 .519/.516
+etth1 FEDformer .376/.415 .423/.446 .444/.462 .469/.492
+etth2 iTransformer .297/.349 .380/.400 .428/.432 .427/.445
+etth2 PatchTST .302/.348 .388/.400 .426/.433 .431/.446
+etth2 DLinear .333/.387 .477/.476 .594/.541 .831/.657
+exchange SKTformer .086/.204 .188/.292 .356/.433 .727/.669
+exchange iTransformer .086/.206 .177/.299 .331/.417 .847/.691
+exchange PatchTST .088/.205 .176/.299 .301/.397 .901/.714
+exchange FEDformer .139 .256 .426 1.090
+weather SKTformer .182/.262 .228/.306 .295/.355 .383/.418
+weather iTransformer .174/.214 .221/.254 .278/.296 .358/.347
+weather PatchTST .177/.218 .225/.259 .278/.297 .354/.348
+weather FEDformer .217 .276 .339 .403
+electricity SKTformer .218/.332 .259/.361 .267/.367 .293/.385
+electricity iTransformer .148/.240 .162/.253 .178/.269 .225/.317
+electricity DLinear .197/.282 .196/.285 .209/.301 .245/.333
+electricity FEDformer .183 .195 .212 .231
+traffic SKTformer .592/.352 .583/.343 .598/.346 .641/.397
+traffic iTransformer .395/.268 .417/.276 .433/.283 .467/.302
+traffic PatchTST .526/.347 .522/.332 .517/.334 .552/.352
+traffic DLinear .650/.396 .598/.370 .605/.373 .645/.394
+traffic FEDformer .562 .562 .570 .596
+ili SKTformer 2.431/.997 2.287/.972 2.418/1.002 2.425/1.043
+ili FEDformer 2.203 2.272 2.209 2.545
+"""
+
+
 def test_published_rows_are_complete():
     assert len(BENCHMARKS) == 9
     paper = [name for name, benchmark in BENCHMARKS.items() if PAPER in benchmark.published]
     assert paper == ["ettm2", "electricity", "exchange", "traffic", "weather", "ili"]
     assert all(len(row) == 4 for benchmark in BENCHMARKS.values() for row in benchmark.published.values())
     assert BENCHMARKS["exchange"].published[PAPER][3] == (0.727, 0.669)
+    known = {
+        (name, model.removesuffix(" (published)").removesuffix(" (paper)")): row
+        for name, benchmark in BENCHMARKS.items()
+        for model, row in benchmark.published.items()
+    }
+    printed = {
+        tuple(line.split(maxsplit=2)[:2]): [tuple(map(float, pair.split("/"))) for pair in line.split()[2:]]
+        for line in PUBLISHED.strip().splitlines()
+    }
+    assert known == printed
+    ili = BENCHMARKS["ili"]
+    figures = [ili.published_at(horizon, context)[PAPER]["mse"] for context in (36, 60) for horizon in ili.horizons]
+    assert figures == [2.431, 2.287, 2.418, 2.425, 2.185, 2.155, 2.333, 2.018]
+    assert list(ili.published_at(24, 60)) == [PAPER]
+    assert BENCHMARKS["exchange"].published_at(96, 60) == {}
+    assert BENCHMARKS["exchange"].published_at(96, 96)["FEDformer (published)"] == {"mse": 0.139}
 
 
 def test_the_scale_is_the_training_part_s():

@@ -10,6 +10,7 @@ from transformers import AutoModelForTimeSeriesPrediction, Trainer, TrainingArgu
 from model.test_auto_classes import run_without_package
 from modeling_sktformer import SKTformerConfig, SKTformerForPrediction
 from modeling_sktformer.forecasting import fourier_extrapolation, measure_series
+from modeling_sktformer.sequences import draw_permutation
 from support.builders import assert_equal
 from support.reference import naive_layer, naive_linear, under
 
@@ -220,6 +221,21 @@ def test_nan_without_a_mask_is_refused():
         make_forecaster()(past_values=past)
 
 
+@pytest.mark.parametrize(("name", "length"), [("past", CONTEXT), ("future", HORIZON)])
+def test_nan_that_a_mask_counts_as_observed_is_refused(name, length):
+    inputs = {"past_values": make_series(), "future_values": make_series(length=HORIZON)}
+    inputs[f"{name}_values"][0, 3, 1] = torch.nan
+    mask = torch.ones(4, length, CHANNELS)
+    model = make_forecaster()
+    for masks, what in (({}, "NaN; name"), ({f"{name}_observed_mask": mask}, "NaN that its mask counts as observed")):
+        with pytest.raises(
+            ValueError, match=rf"`{name}_values` has {what}.*`{name}_observed_mask=~{name}_values.isnan"
+        ):
+            model(**inputs, **masks)
+    mask[0, 3, 1] = 0
+    assert model(**inputs, **{f"{name}_observed_mask": mask}).loss.isfinite()
+
+
 @pytest.mark.parametrize("epsilon", [0.0, 1e-5, 1.0])
 def test_constant_channels_are_forecast(epsilon):
     model = make_forecaster(scaling_epsilon=epsilon)
@@ -293,6 +309,45 @@ def test_forecasters_are_saved_and_loaded(use_mlp, tmp_path):
     assert torch.equal(loaded(past_values=past)[0], model(past_values=past)[0])
 
 
+def test_landmarks_are_the_same_however_a_forecaster_is_made():
+    config = make_forecaster(landmark_seed=5).config
+    torch.manual_seed(1)
+    made = AutoModelForTimeSeriesPrediction.from_config(config)
+    with torch.device("meta"):
+        emptied = SKTformerForPrediction(config)
+    emptied.to_empty(device="cpu")
+    emptied.init_weights()
+    for model in (made, emptied):
+        orders = [draw_permutation(CONTEXT, 5, layer, "landmark_order") for layer in range(2)]
+        assert torch.equal(model.encoder.landmark_order, torch.stack(orders))
+        for number, layer in enumerate(model.encoder.layers):
+            features = draw_permutation(config.head_dim, 5, number, "landmark_features")
+            assert torch.equal(layer.attention.landmark_features, features)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_half_precision_spares_the_filters(dtype, tmp_path):
+    make_forecaster().float().save_pretrained(tmp_path)
+    model = AutoModelForTimeSeriesPrediction.from_pretrained(tmp_path, dtype=dtype)
+    for name, parameter in model.named_parameters():
+        assert parameter.dtype == (torch.float32 if name.endswith("filter") else dtype)
+    forecast = model.predict(make_series())
+    assert forecast.dtype == dtype
+    assert forecast.isfinite().all()
+
+
+@pytest.mark.parametrize("channel_independence", [False, True])
+def test_one_exported_graph_serves_every_batch(channel_independence):
+    model, past = make_forecaster(channel_independence=channel_independence), make_series(3)
+    example = {"past_values": past, "past_observed_mask": torch.rand(past.shape) < 0.7}
+    dynamic = {name: {0: torch.export.Dim.DYNAMIC} for name in example}
+    graph = torch.export.export(model, (), example, dynamic_shapes=dynamic).module()
+    for batch_size in (1, 3, 7):
+        past = make_series(batch_size)
+        inputs = {"past_values": past, "past_observed_mask": torch.rand(past.shape) < 0.7}
+        assert_equal(graph(**inputs).prediction_outputs, model(**inputs).prediction_outputs)
+
+
 def test_the_checkpoint_s_code_works_without_the_package(tmp_path):
     model, past = make_forecaster().float(), make_series().float()
     model.save_pretrained(tmp_path / "saved")
@@ -303,10 +358,12 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoModelForTimeSeriesPrediction
 model = AutoModelForTimeSeriesPrediction.from_pretrained(sys.argv[1], trust_remote_code=True)
 torch.save(model.predict(torch.load(sys.argv[2])), sys.argv[3])
+model.save_pretrained(sys.argv[4])
 """
-    paths = [tmp_path / name for name in ("saved", "past.pt", "forecast.pt")]
-    run_without_package(program, *paths, folder=tmp_path / "elsewhere")
-    torch.testing.assert_close(torch.load(tmp_path / "forecast.pt"), model.predict(past))
+    for source, copy in (("saved", "again"), ("again", "twice")):  # what was saved without the package loads so too
+        paths = [tmp_path / name for name in (source, "past.pt", "forecast.pt", copy)]
+        run_without_package(program, *paths, folder=tmp_path / f"{source} elsewhere")
+        torch.testing.assert_close(torch.load(tmp_path / "forecast.pt"), model.predict(past))
 
 
 def test_outputs_and_gradients_under_checkpointing():

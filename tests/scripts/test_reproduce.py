@@ -40,8 +40,8 @@ best = {"ours": 0.001, "theirs": 0.1}.get(name, 1)
 metrics = {
     "eval_loss": 5 + abs(math.log10(rate / best)) + 0.1 * seed - steps / 1000 - (name == "theirs"),
     "score": 0.5 + 0.1 * seed + 0.01 * len(flag("--task", "")), "parameters": 1234567, "seed": seed,
-    "model_type": "sktformer" if name == "ours" else "bert", "unigram_loss": 6.5, "other": {"score": 0.75},
-    "accuracy": rate,
+    "model_type": "sktformer" if name == "ours" else "bert", "unigram_loss": 6.5, "accuracy": rate,
+    "other": {"score": 0.75, "loss": 4.95},
     "environment": {"python": "3", "torch": "2", "transformers": "5", "device": "d", "threads": 1, "commit": "abc"},
     "started_from": flag("--model_name_or_path"),
     "history": [{"step": step, "eval_loss": 6.0} for step in (1, steps)],
@@ -146,6 +146,16 @@ def test_curves_are_drawn_against_steps_and_time_and_scores_by_row(make, stage, 
     assert spreads["published"] == {"ours": 0, "theirs": 0}
     assert (path.name, label) == ("test.png", "loss")
     assert "![Scores](test.png)" in text
+
+
+def test_rows_that_no_training_equals_are_named(make, stage):
+    stage = replace(stage, measures=(Measure("", "eval_loss", "lowest", baselines=(("guess", "other.loss"),)),))
+    assert "not better" not in make([stage])[0]
+    text, results = make([replace(stage, floors=("guess",))])
+    assert [column["cells"]["ours"] for column in results["columns"][:2]] == ["5.000 ± 0.100", "4.900 ± 0.100"]
+    assert [line for line in text.splitlines() if "not better" in line] == [
+        "- ours is not better than guess at short."
+    ]
 
 
 def test_rows_go_on_where_they_were_cut_short(make, stage, tmp_path):

@@ -11,8 +11,11 @@ from transformers import AutoConfig
 
 import run_forecasting
 from experiments.arguments import UserError, load_recipe, parse_args, parse_command, recipes_behind
+from experiments.forecasting.baselines import NAMES
 from experiments.forecasting.benchmarks import BENCHMARKS
 from experiments.forecasting.forecasters import build_forecaster
+from experiments.forecasting.report import write_report
+from experiments.results import describe_environment
 from experiments.run_folder import METRICS_FILE
 from experiments.runs import read_runs
 
@@ -87,7 +90,7 @@ def test_a_run_leaves_tables_forecasts_and_pictures(run, tmp_path, capsys):
     run(*flags, "--prediction_length", "6", "9")
     assert (folder / "model.safetensors").stat().st_mtime_ns == before
     new = write_series(tmp_path / "new.csv", num_rows=60, columns=("other", "south", "north"))
-    checkpoint = ["--model_name_or_path", str(tmp_path / "run" / "horizon-6"), "--timestamp_column", "when"]
+    checkpoint = ["--model_name_or_path", str(tmp_path / "run" / "horizon-6")]
     lengths = ["--context_length", "24", "--prediction_length", "6"]
     run(*checkpoint, *lengths, "--data_file", new, "--do_predict", name="new")
     rows = list(csv.reader((tmp_path / "new" / "horizon-6" / "forecast.csv").open()))
@@ -102,6 +105,13 @@ def test_a_run_leaves_tables_forecasts_and_pictures(run, tmp_path, capsys):
     (tmp_path / "recipe.yaml").write_text(json.dumps({n: v for n, v in FLAGS.items() if n != "synthetic_steps"}))
     with pytest.raises(UserError, match=r"Which series is .* to continue\? Give --data_file"):
         run(*checkpoint[:2], *lengths, "--do_predict", name="wrong")
+
+    with pytest.raises(UserError, match=r"made for num_input_channels 2, and 1 is asked for"):
+        run(*checkpoint, "--data_file", file, "--target_columns", "north", "--do_train", name="wrong")
+    back = tmp_path / "back.csv"
+    pd.read_csv(new)[::-1].to_csv(back, index=False)
+    with pytest.raises(UserError, match=r"back.csv: the timestamp of row 2, .*, is before that of the row above"):
+        run(*checkpoint, *lengths, "--data_file", str(back), "--do_predict", name="wrong")
 
     one = write_series(tmp_path / "one.csv", columns=("north",))
     for data, more, message in (
@@ -127,8 +137,46 @@ def test_metrics_do_not_depend_on_the_batch(run, tmp_path, model_type):
         run("--model_name_or_path", checkpoint, "--do_eval", *flags, name=f"batch-{batch}")
         metrics = metrics_of(tmp_path / f"batch-{batch}")
         assert metrics["eval_test_samples"] == 45
-        measured.append([metrics[f"eval_test_{name}"] for name in ("mse", "mae", "legacy_mse")])
+        measured.append([metrics[f"eval_test_{name}"] for name in ("mse", "mae", "legacy_mse", "legacy_mae")])
     np.testing.assert_allclose(measured, [measured[0]] * 4, rtol=1e-6)
+
+
+def test_a_series_of_one_s_own_is_continued_unless_a_stage_is_named(run, tmp_path):
+    file = write_series(tmp_path / "s.csv")
+    flags = ["--data_file", file, "--timestamp_column", "when", "--target_columns", "north", "--max_steps", "2"]
+    run(*flags)
+    made = {path.name for path in (tmp_path / "run" / "horizon-6").iterdir()}
+    assert {"metrics.json", "forecast.csv", "forecast.png", "window-1.png"} <= made
+    run(*flags, "--do_train", name="trained")
+    run("--max_steps", "2", name="synthetic")
+    for name in ("trained", "synthetic"):
+        assert metrics_of(tmp_path / name)["eval_test_samples"] > 0
+        assert not (tmp_path / name / "horizon-6" / "forecast.csv").exists()
+
+
+def test_what_is_not_beaten_is_said_where(tmp_path):
+    pair = {"mse": 2.0, "mae": 1.0}
+    better, worse, equal = ({"mse": mse, "mae": 9.0} for mse in (1.0, 3.0, 2.0))
+    finished = {
+        horizon: {
+            **{"eval_mse": 2.0, "eval_mae": 1.0, "eval_test_mse": 2.0, "eval_test_mae": 1.0},
+            **{"eval_test_legacy_mse": 1.5, "eval_test_legacy_mae": 0.5},
+            "baselines": {"validation": dict.fromkeys(NAMES, pair), "test": dict(zip(NAMES, test, strict=True))},
+            "published": {"another": {"mse": 0.25}},
+            **{"model_type": "sktformer", "parameters": 1, "context_length": 24},
+            "environment": describe_environment("cpu"),
+        }
+        for horizon, test in ((6, (worse, worse, equal)), (9, (better, worse, worse)))
+    }
+    text = write_report(tmp_path, "a series", finished)
+    verdicts = [line for line in text.splitlines() if line.startswith("- ")]
+    last, _, linear = NAMES
+    assert verdicts == [
+        f"- Not better than the baseline `{name}` at: {at} (MSE)." for name, at in ((last, 9), (linear, 6))
+    ]
+    rows = [line for line in text.splitlines() if line.startswith(("| this model", "| another"))]
+    figures = [[float(cell) for cell in line.split("|")[2:-1] if cell.strip()] for line in rows]
+    assert figures == [[2, 1, 2, 1], [1.5, 0.5, 1.5, 0.5], [0.25, 0.25], [2, 1, 2, 1]]
 
 
 @pytest.mark.parametrize("model_type", ["sktformer", "patchtst", "patchtsmixer"])

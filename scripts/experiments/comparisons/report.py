@@ -26,10 +26,10 @@ class Column:
         statistic = (statistics.mean, statistics.stdev)[: len(values)]
         return " ± ".join(format(of(values), self.measure.format) for of in statistic)
 
-    def winner(self) -> str:
-        """The row with the best mean."""
+    def winner(self, rows: Iterable[str] | None = None) -> str:
+        """The row with the best mean, of all or of some; the first of equals."""
         choose = min if self.measure.best == "lowest" else max
-        return choose(self.values, key=lambda row: statistics.mean(self.values[row]))
+        return choose(self.values if rows is None else rows, key=lambda row: statistics.mean(self.values[row]))
 
 
 def write_table(
@@ -58,13 +58,14 @@ def write_table(
     best = [f"{title} {row} ({'ours' if row in ours else 'not ours'})" for title, row in winners.items()]
     names = dict.fromkeys([*rows, *(row for column in columns for row in column.values)])
     header, cells = ["", *(c.title for c in columns)], [[row, *(c.cell(row) or "-" for c in columns)] for row in names]
+    beaten = _describe_floors(table.stages[-1], columns)
     statistics_note = f"- Mean and standard deviation over seeds {', '.join(map(str, seeds))}; of times the median."
     paragraphs = [
         f"# {table.title}",
         table.text.format(*recipes, data=_describe_data(given, measured)),
         "\n".join(format_table(header, cells)),
         f"Best: {'; '.join(best)}.",
-        "\n".join([statistics_note, *_describe_searches(table.stages, outcomes), *table.notes]),
+        "\n".join([statistics_note, *_describe_searches(table.stages, outcomes), *beaten, *table.notes]),
         "\n".join(_plot(name, table, columns, last, folder)),
         format_origin(environments[0], command_line(), commits),
     ]
@@ -137,6 +138,20 @@ def _describe_searches(stages: Sequence[Stage], outcomes: Sequence[Outcomes]) ->
             f"{stage.chosen_by.title}{f' at {stage.cases[0].title}' if stage.one_rate else ''} under seed "
             f"{SEARCH_SEED}, which the table does not count; at the edge of these: {', '.join(names) or 'none'}."
         )
+    return lines
+
+
+def _describe_floors(stage: Stage, columns: Sequence[Column]) -> list[str]:
+    """Which rows are no better than one that needs no training, and in which cases."""
+    scores = [column for column in columns if column.title in {case.title for case in stage.cases}]
+    lines = []
+    for row in stage.rows():
+        lost = {
+            f: [c.title for c in scores if {f, row} <= c.values.keys() and c.winner((f, row)) == f]
+            for f in stage.floors
+        }
+        parts = [f"{floor} at {', '.join(titles)}" for floor, titles in lost.items() if titles]
+        lines += [f"- {row} is not better than {'; '.join(parts)}."] if parts else []
     return lines
 
 

@@ -124,6 +124,7 @@ class Stage:
     one_rate: bool = False  # whether the first case chooses it for all of them
     has_mean: bool = False  # whether a column has the mean of the last measure over the cases
     label: str = "score (%)"  # of that measure in a picture of scores
+    floors: tuple[str, ...] = ()  # rows that need no training: the table says which others are no better, and where
     # What is drawn: scores by case, where there is a mean of them; else scores of the first measures by row, as many
     # as this says; else these curves, for each case.
     drawn_by_row: int = 0

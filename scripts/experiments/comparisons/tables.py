@@ -157,6 +157,7 @@ def _forecasting(task: str) -> Table:
         one_rate=True,
         has_mean=True,
         label="MSE",
+        floors=NAMES,
     )
     text = (
         f"{benchmark.title}, contexts of {benchmark.context_length} steps: errors on scaled values over all test "

@@ -205,15 +205,16 @@ def compute_metrics(prediction: EvalPrediction) -> dict[str, float]:
     """
     MSE and MAE over all windows, each value with the same weight, whatever the size of a batch.
 
-    `score` is 1 - MSE, on scaled series about the share of the variance that is explained; `legacy_mse` leaves out
-    the last windows as batches of 32 that drop what does not fill one do.
+    `score` is 1 - MSE, on scaled series about the share of the variance that is explained; `legacy_mse` and
+    `legacy_mae` leave out the last windows as batches of 32 that drop what does not fill one do.
     """
     sums, counts = np.asarray(prediction.predictions), np.asarray(prediction.label_ids)
     mse, mae = (sums.sum(axis=0) / max(1, counts.sum())).tolist()
     metrics = {"score": 1 - mse, "mse": mse, "mae": mae}
     kept = len(sums) // _LEGACY_BATCH * _LEGACY_BATCH
     if kept and counts[:kept].sum():
-        metrics["legacy_mse"] = float(sums[:kept, 0].sum() / counts[:kept].sum())
+        legacy = (sums[:kept].sum(axis=0) / counts[:kept].sum()).tolist()
+        metrics |= dict(zip(("legacy_mse", "legacy_mae"), legacy, strict=True))
     return metrics
 
 

@@ -35,7 +35,7 @@ def fit_to_checkpoint(
     arguments: SeriesArguments, forecaster: ForecasterArguments, trains: bool
 ) -> tuple[SeriesArguments, Scaler | None]:
     """
-    The lengths and columns of a checkpoint, where there is one, and its scale where nothing is trained.
+    The lengths of a checkpoint, where there is one, and its columns and scale where nothing is trained.
 
     Raises:
         UserError: if other ones are asked for.
@@ -61,7 +61,10 @@ def fit_to_checkpoint(
             f"The checkpoint {name} was made for {len(scaler.columns)} channels ({', '.join(scaler.columns)}), and "
             f"--target_columns names {len(arguments.target_columns)}."
         )
-    return replace(arguments, target_columns=arguments.target_columns or scaler.columns), scaler
+    targets = arguments.target_columns or scaler.columns
+    return replace(
+        arguments, target_columns=targets, timestamp_column=arguments.timestamp_column or scaler.timestamp_column
+    ), scaler
 
 
 def make_job(

@@ -20,14 +20,15 @@ from experiments.results import command_line, format_origin, format_table, write
 
 
 THIS = "this model"
+LEGACY = "this model, last windows dropped as the paper's code does"
 _MEASURES = ("mse", "mae")
 
 
-def summarise(metrics: Mapping[str, Any], part: str) -> dict[str, list[float]]:
-    """Mean and, of several seeds, standard deviation of a finished job's MSE and MAE."""
+def summarise(metrics: Mapping[str, Any], prefix: str) -> dict[str, list[float]]:
+    """Mean and, of several seeds, standard deviation of a finished job's MSE and MAE; empty if not measured."""
     trials = metrics.get("trials", [metrics])
-    prefix = "eval_test_" if part == "test" else "eval_"
-    values = {name: [trial[f"{prefix}{name}"] for trial in trials] for name in _MEASURES}
+    keys = {name: f"{prefix}{name}" for name in _MEASURES}
+    values = {name: [trial[key] for trial in trials] for name, key in keys.items() if key in trials[0]}
     return {n: [statistics.mean(v), *([statistics.stdev(v)] if len(v) > 1 else [])] for n, v in values.items()}
 
 
@@ -49,8 +50,9 @@ def write_report(folder: Path, title: str, finished: Mapping[int, Mapping[str, A
         values: dict[str, dict[str, Any]] = {}
         for horizon, metrics in finished.items():
             known = {name: {key: [v] for key, v in pair.items()} for name, pair in metrics["baselines"][part].items()}
-            known = {THIS: summarise(metrics, part), **known}
+            known = {THIS: summarise(metrics, "eval_test_" if part == "test" else "eval_"), **known}
             if part == "test":
+                known |= {LEGACY: summarise(metrics, "eval_test_legacy_")}
                 known |= {n: {k: [v] for k, v in pair.items()} for n, pair in metrics["published"].items()}
             for name, pair in known.items():
                 for key, of_key in pair.items():
@@ -105,7 +107,10 @@ def write_forecaster_card(title: str, folder: Path, metrics: dict[str, Any], arg
         example="AutoModelForTimeSeriesPrediction" if is_ours else metrics["class"],
         scores=scores,
         results="\n".join(
-            format_table(["", "MSE", "MAE"], [[n, f"{v['mse']:.4f}", f"{v['mae']:.4f}"] for n, v in rows.items()])
+            format_table(
+                ["", "MSE", "MAE"],
+                [[name, *(f"{row[m]:.4f}" if m in row else "" for m in _MEASURES)] for name, row in rows.items()],
+            )
         ),
         evaluated_on=f"{metrics['eval_test_samples']:,} windows of the test part of {title}",
         tags=("time-series",),

@@ -37,6 +37,7 @@ class Series:
         columns (`list` of `str`): Names of the channels.
         values (`np.ndarray` of shape `(num_steps, num_channels)`): In the units of the source, NaN where missing.
         timestamps (`pd.DatetimeIndex`, *optional*): When each step was.
+        timestamp_column (`str`, *optional*): Where that was read.
         notes (`tuple` of `str`): What was done to it.
     """
 
@@ -44,6 +45,7 @@ class Series:
     columns: list[str]
     values: np.ndarray
     timestamps: pd.DatetimeIndex | None
+    timestamp_column: str | None = None
     notes: tuple[str, ...] = ()
 
     @property
@@ -71,9 +73,11 @@ class Series:
         return next((steps for length, steps in _SEASONS.items() if abs(step - length) <= 2 * _DAY), 1)
 
 
-def read_file(path: str, timestamp_column: str | None, target_columns: Sequence[str] | None) -> Series:
+def read_file(
+    path: str, timestamp_column: str | None, target_columns: Sequence[str] | None, rows_are_steps: bool = False
+) -> Series:
     """
-    Read a series from a file.
+    Read a series from a file; the last three arguments are those of [`make_series`].
 
     Raises:
         UserError: if it cannot be read, or as [`make_series`].
@@ -94,7 +98,7 @@ def read_file(path: str, timestamp_column: str | None, target_columns: Sequence[
         raise UserError(f"{path} cannot be read: {one_line(error)}; give a table with a line of names.") from error
     if len(table.columns) == 1 and ";" in str(table.columns[0]):
         raise UserError(f"{path} has the one column `{table.columns[0]}`; {commas}.")
-    return make_series(file.name, table, timestamp_column, target_columns)
+    return make_series(file.name, table, timestamp_column, target_columns, rows_are_steps)
 
 
 def read_hub(
@@ -104,9 +108,11 @@ def read_hub(
     cache_dir: str | None,
     timestamp_column: str | None,
     target_columns: Sequence[str] | None,
+    rows_are_steps: bool = False,
 ) -> Series:
     """
-    Read a series from the Hub: all rows of the split `train`, which has those of every part.
+    Read a series from the Hub: all rows of the split `train`, which has those of every part. The last three arguments
+    are those of [`make_series`].
 
     Raises:
         UserError: if it cannot be had, or as [`make_series`].
@@ -114,7 +120,7 @@ def read_hub(
     with explained_errors(name, "--data_dir or --data_file", "give --dataset_config_name"):
         rows = load_dataset(name, configuration, revision=revision, cache_dir=cache_dir, split="train")
     source = f"{name} ({configuration})" if configuration else name
-    return make_series(source, rows.to_pandas(), timestamp_column, target_columns)
+    return make_series(source, rows.to_pandas(), timestamp_column, target_columns, rows_are_steps)
 
 
 def make_synthetic(num_steps: int, seed: int) -> Series:
@@ -134,7 +140,11 @@ def make_synthetic(num_steps: int, seed: int) -> Series:
 
 
 def make_series(
-    source: str, table: pd.DataFrame, timestamp_column: str | None, target_columns: Sequence[str] | None
+    source: str,
+    table: pd.DataFrame,
+    timestamp_column: str | None,
+    target_columns: Sequence[str] | None,
+    rows_are_steps: bool = False,
 ) -> Series:
     """
     Check a table and make a series of it. Rows that an even grid of time lacks become gaps.
@@ -144,6 +154,9 @@ def make_series(
         table (`pd.DataFrame`): A row for each time step, in order.
         timestamp_column (`str`, *optional*): By default the one named `date` or the like, if there is one.
         target_columns (sequence of `str`, *optional*): By default all others.
+        rows_are_steps (`bool`):
+            Whether every row is one time step whatever the timestamps say, as the protocols of public series count:
+            Weather has a time twice, and nine that are missing.
 
     Raises:
         UserError: for columns that are not there, timestamps out of order, and values that are no numbers.
@@ -157,12 +170,13 @@ def make_series(
             if name is not None and name not in table.columns:
                 raise UserError(f"--{flag} {name}: {source} has no such column; {there}.")
     found = [timestamp_column] if timestamp_column else [n for n in table.columns if n.lower() in _TIMESTAMPS][:1]
-    times = _read_timestamps(source, table[found[0]]) if found else None
+    times = _read_timestamps(source, table[found[0]], rows_are_steps) if found else None
     columns = list(target_columns or [name for name in table.columns if name not in found])
     if not columns or set(columns) & set(found) or len(set(columns)) < len(columns):
         raise UserError(f"{source}: name each column to forecast once with --target_columns; {there}.")
     values = np.stack([_read_numbers(source, table[name]) for name in columns], axis=1)
-    return _even_out(Series(source, columns, values, times))
+    series = Series(source, columns, values, times, found[0] if found else None)
+    return series if rows_are_steps else _even_out(series)
 
 
 def _read_numbers(source: str, column: pd.Series) -> np.ndarray:
@@ -181,7 +195,7 @@ def _read_numbers(source: str, column: pd.Series) -> np.ndarray:
     return numbers
 
 
-def _read_timestamps(source: str, column: pd.Series) -> pd.DatetimeIndex:
+def _read_timestamps(source: str, column: pd.Series, in_any_order: bool) -> pd.DatetimeIndex:
     if pd.api.types.is_numeric_dtype(column):
         raise UserError(f"{source}: column {column.name} holds numbers and no dates; name another --timestamp_column.")
     times = _parse_dates(column)
@@ -194,7 +208,7 @@ def _read_timestamps(source: str, column: pd.Series) -> pd.DatetimeIndex:
     steps = times.diff().iloc[1:]
     for is_wrong, what in ((steps == pd.Timedelta(0), "equals"), (steps < pd.Timedelta(0), "is before")):
         rows = np.flatnonzero(is_wrong.to_numpy())
-        if len(rows):
+        if len(rows) and not in_any_order:
             raise UserError(
                 f"{source}: the timestamp of row {rows[0] + 2}, {times.iloc[rows[0] + 1]}, {what} that of the row "
                 "above; sort the rows and keep one for each time."

@@ -85,11 +85,12 @@ class SeriesArguments:
 
 @dataclass(frozen=True)
 class Scaler:
-    """The scale of a series, saved with a model: names, means and standard deviations of the training part."""
+    """What is saved of a series with a model: names, means and standard deviations of the training part."""
 
     columns: list[str]
     mean: list[float]
     std: list[float]
+    timestamp_column: str | None = None
 
     @classmethod
     def fit(cls, series: Series, stop: int) -> "Scaler":
@@ -101,7 +102,7 @@ class Scaler:
         std = np.sqrt((np.where(observed, part - mean, 0) ** 2).sum(axis=0) / count)
         # A constant's deviation is rounding.
         std = np.where(std > 1e-12 * np.maximum(np.abs(mean), 1), std, 1)
-        return cls(series.columns, mean.tolist(), std.tolist())
+        return cls(series.columns, mean.tolist(), std.tolist(), series.timestamp_column)
 
     def apply(self, series: Series) -> np.ndarray:
         """The values in units of the scale."""
@@ -114,8 +115,7 @@ class Scaler:
     def save_pretrained(self, folder: str | Path, **kwargs: Any) -> None:
         """Write `series.json`; the name is the one by which the Trainer saves what belongs to a model."""
         Path(folder).mkdir(parents=True, exist_ok=True)
-        text = json.dumps({"columns": self.columns, "mean": self.mean, "std": self.std}, indent=2)
-        (Path(folder) / SCALER_FILE).write_text(text + "\n", encoding="utf-8")
+        (Path(folder) / SCALER_FILE).write_text(json.dumps(vars(self), indent=2) + "\n", encoding="utf-8")
 
     @classmethod
     def from_pretrained(cls, folder: str | Path) -> "Scaler":
@@ -146,9 +146,10 @@ def read_series(arguments: SeriesArguments) -> Series:
     if arguments.data_file:
         series = read_file(arguments.data_file, *columns)
     elif benchmark and arguments.data_dir:
-        series = read_file(str(Path(arguments.data_dir) / f"{benchmark.file}.csv"), *columns)
+        file = str(Path(arguments.data_dir) / f"{benchmark.file}.csv")
+        series = read_file(file, *columns, rows_are_steps=True)
     elif benchmark:
-        series = read_hub(HUB_DATASET, benchmark.file, revision, cache, *columns)
+        series = read_hub(HUB_DATASET, benchmark.file, revision, cache, *columns, rows_are_steps=True)
     elif arguments.dataset_name:
         series = read_hub(arguments.dataset_name, arguments.dataset_config_name, revision, cache, *columns)
     else:
@@ -166,8 +167,8 @@ def split_borders(num_steps: int, benchmark: Benchmark | None, fractions: Sequen
     """
     The time steps that are forecast in each part.
 
-    The protocol of Informer and its successors: ETT has 12, 4 and 4 months of 30 days, others shares, of which
-    training and test are rounded down.
+    The protocol of Informer and its successors, and of the authors' code: ETT has 12, 4 and 4 months of 30 days, where
+    the paper says 7 : 1 : 2 of all series; others have shares, of which training and test are rounded down.
 
     Raises:
         UserError: if the series is shorter than its protocol.
