@@ -28,7 +28,14 @@ from experiments import training as progress
 from experiments.arguments import CONFIGURATION, Command, UserError, parse_command, run_script
 from experiments.results import describe_environment
 from experiments.run_folder import check_run_folder, find_checkpoint, recorded_arguments
-from experiments.text.blocks import MASKED_LM_TOKENS, Blocks, MaskedLMArguments, load_blocks, train_tokenizer_once
+from experiments.text.blocks import (
+    MASKED_LM_TOKENS,
+    Blocks,
+    MaskedLMArguments,
+    count_readers,
+    load_blocks,
+    train_tokenizer_once,
+)
 from experiments.text.corpus import Corpus, CorpusArguments, load_corpus
 from experiments.text.examples import show_predictions
 from experiments.text.masked_lm import MaskedLMTrainer, MaskingCollator, MaskNumbering, mask_once, score_labelled_only
@@ -51,7 +58,6 @@ def main() -> None:
 
     # Everything that can be wrong with the arguments is found before the folder is touched.
     corpus = load_corpus(corpus_arguments)
-    progress.announce_run(command)
     length = mlm_arguments.max_seq_length
     named = mlm_arguments.tokenizer_name or model_arguments.model_name_or_path
     if named:
@@ -59,7 +65,10 @@ def main() -> None:
         tokenizer = models.load_tokenizer(named, model_arguments.trust_remote_code, MASKED_LM_TOKENS, revision)
         model = models.build_masked_lm(model_arguments, tokenizer, length, training.seed)
     else:
-        models.build_config(model_arguments, mlm_arguments.vocab_size, length, 0, training.seed)
+        model = models.sketch_masked_lm(model_arguments, mlm_arguments.vocab_size, length, training.seed)
+    most = "" if named else f" with at most {mlm_arguments.vocab_size:,} tokens"
+    steps = f"; steps: {progress.describe_steps(training, None)} of {length:,} tokens" if training.do_train else ""
+    progress.announce_run(command, plan=f"{describe(command, model)}{most}{steps}")
     identity, folder = run_identity(command, corpus), str(training.output_dir)
     if check_run_folder(folder, identity, training.overwrite, command.paths()) == "finished":
         logger.info("%s holds this run, finished; give more --max_steps to go on, or --overwrite.", folder)
@@ -91,6 +100,8 @@ def run_identity(command: Command, corpus: Corpus) -> progress.RunIdentity:
     """What decides the result of a run: the text, the model, the masks and the optimisation."""
     model, reading, mlm, training = command.groups
     decides = {"data": corpus.fingerprint, "streaming": reading.streaming}
+    if reading.streaming:
+        decides["readers"] = count_readers(training)  # which share the documents among themselves
     # How much is evaluated decides nothing of a training.
     unused = ("tokenizer_name", "sparse_prediction", "max_eval_samples")[: 3 if training.do_train else 2]
     decides |= {name: value for name, value in vars(mlm).items() if name not in unused}
@@ -103,14 +114,19 @@ def run_identity(command: Command, corpus: Corpus) -> progress.RunIdentity:
     return progress.training_identity(training, decides)
 
 
+def describe(command: Command, model: PreTrainedModel) -> str:
+    """The model, for people."""
+    origin, name = command.groups[0].model_name_or_path, command.groups[0].config_name
+    return progress.describe_model(model, f"from {origin}" if origin else f"new, {name}")
+
+
 def train(
     command: Command, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, corpus: Corpus, blocks: Blocks
 ) -> None:
     """Train, evaluate, and leave the checkpoint with its report."""
-    model_arguments, _, mlm_arguments, training = command.groups
-    origin = model_arguments.model_name_or_path
+    _, _, mlm_arguments, training = command.groups
     progress.announce(
-        model=progress.describe_model(model, f"from {origin}" if origin else f"new, {model_arguments.config_name}"),
+        model=describe(command, model),
         data=blocks.description,
         steps=progress.describe_steps(training, None if blocks.is_stream else len(blocks.train)),
     )

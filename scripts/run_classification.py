@@ -10,7 +10,7 @@ Fine-tune a checkpoint on your own texts: one label, several labels or a number 
     python scripts/run_classification.py --model_name_or_path runs/authors --test_file letters.csv --do_predict \\
         --output_dir runs/letters
 
-Any sequence-classification architecture of transformers will do. Without --recipe it starts from
+Any sequence-classification architecture of one stack will do. Without --recipe it starts from
 configuration/classification/base.yaml. Starting the same command again goes on with a run that was cut short.
 """
 

@@ -7,7 +7,7 @@ Fine-tune a checkpoint on the tasks of GLUE, evaluate it, and write the table an
     accelerate launch scripts/run_glue.py --model_name_or_path runs/sktformer-base --task_name all \\
         --mnli_checkpoint run --do_train --do_eval --do_predict
 
-Any sequence-classification architecture of transformers will do. Without --recipe it starts from
+Any sequence-classification architecture of one stack will do. Without --recipe it starts from
 configuration/glue/base.yaml. Every task has a folder of its name in --output_dir. Starting the same command again goes
 on with the first task that is not finished.
 """

@@ -9,6 +9,7 @@ from dataclasses import MISSING, dataclass
 from pathlib import Path
 from typing import Any, cast
 
+import torch
 from transformers import (
     MODEL_FOR_MASKED_LM_MAPPING,
     MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
@@ -125,6 +126,13 @@ def build_config(
             what = f"max_position_embeddings={config.max_position_embeddings} is too little"
             raise UserError(f"--config_overrides: {what} for --max_seq_length {max_length}; leave it out.")
     return config
+
+
+def sketch_masked_lm(arguments: ModelArguments, vocab_size: int, max_length: int, seed: int) -> PreTrainedModel:
+    """A model that is to be made, without its weights and before its tokenizer; a `UserError` as [`build_config`]."""
+    config = build_config(arguments, vocab_size, max_length, 0, seed)
+    with explained("No model can be made from these sizes"), torch.device("meta"):
+        return AutoModelForMaskedLM.from_config(config)
 
 
 def build_masked_lm(

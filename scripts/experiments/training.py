@@ -168,10 +168,10 @@ def describe_model(model: PreTrainedModel, origin: str) -> str:
 
 
 def describe_steps(training: TrainingArguments, num_examples: int | None) -> str:
-    """Words for [`announce`]: how many steps of how many sequences; `num_examples` is None for a stream."""
+    """Words for [`announce`]: how many steps of how many sequences; `num_examples` is None where it is not known."""
     batch, steps, epochs = global_batch(training), training.max_steps, training.num_train_epochs
     if num_examples is None:
-        return f"{steps:,} of {batch} sequences"
+        return f"{steps:,} of {batch} sequences" if steps > 0 else f"{epochs:g} pass(es), {batch} sequences each"
     if training.dataloader_drop_last and num_examples < training.per_device_train_batch_size * training.world_size:
         raise UserError(
             f"--dataloader_drop_last drops all {num_examples:,} examples, fewer than a batch; leave it out."
@@ -255,7 +255,7 @@ class ExperimentTrainer(Trainer):
 
 
 class StepTimer(TrainerCallback):
-    """Measures each optimizer step, in wall-clock and in processor seconds of this process."""
+    """Measures each optimizer step; the Trainer's own speed is a mean with evaluations and the first steps in it."""
 
     def __init__(self) -> None:
         self.steps: list[tuple[float, float]] = []

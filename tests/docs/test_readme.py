@@ -133,6 +133,7 @@ def test_the_guide_to_forecasts(tmp_path):
     for folder in ("sales", "new"):
         forecast = (tmp_path / "runs" / folder / "horizon-28" / "forecast.csv").read_text(encoding="utf-8")
         assert len(forecast.splitlines()) == 29
+        assert forecast.splitlines()[1].startswith("2020-12-29")
 
 
 def test_blocks_of_python_import_what_they_use():
@@ -144,9 +145,17 @@ def test_blocks_of_python_import_what_they_use():
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", [[], ["-m", "accelerate.commands.launch"], ["-m", "torch.distributed.run"]])
 def test_scripts_start_from_any_folder(tmp_path, launcher):
-    scripts = sorted((ROOT / "scripts").glob("*.py"))
-    for script in scripts[:1] if launcher else scripts:
-        command = [sys.executable, *launcher, str(script), "--help"]
+    def start(script: Path, *flags: str) -> str:
+        command = [sys.executable, *launcher, str(script), *flags]
         result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
         assert result.returncode == 0, result.stderr[-2000:]
-        assert "usage:" in result.stdout
+        return result.stdout
+
+    scripts = sorted((ROOT / "scripts").glob("*.py"))
+    for script in scripts[:1] if launcher else scripts:
+        assert "usage:" in start(script, "--help")
+    (tmp_path / "text.txt").write_text("a cat sat on a mat and slept\n\n" * 200, encoding="utf-8")
+    flags = ["--recipe", str(ROOT / "configuration" / "pretrain" / "quickstart.yaml"), "--train_file", "text.txt"]
+    flags += ["--max_steps", "2", "--vocab_size", "40", "--max_seq_length", "16", "--use_cpu", "--output_dir", "out"]
+    start(ROOT / "scripts" / "pretrain_mlm.py", *flags)
+    assert (tmp_path / "out" / "model.safetensors").is_file()

@@ -20,7 +20,7 @@ from experiments import models, training
 from experiments.arguments import UserError, run_script
 from experiments.run_folder import find_checkpoint
 from experiments.text.masked_lm import MaskedLMTrainer
-from modeling_sktformer import SKTformerForMaskedLM
+from modeling_sktformer import SKTformerForMaskedLM, load_preset
 from support.glue_rows import files_below
 
 
@@ -218,6 +218,14 @@ def test_the_first_lines_say_what_runs(tmp_path, recipe, monkeypatch, caplog):
     assert f"{metrics_of(tmp_path / 'run')['parameters']:,} parameters" in said
     assert "recipe.yaml" in said
     assert "4 of 8 sequences" in said
+    # What is known before the text has been read is said before it is, which may take hours.
+    plan = next(line for line in said.splitlines() if line.startswith("Plan:"))
+    assert said.index(plan) < said.index("Trained")
+    sizes = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 64}
+    config = load_preset("sktformer-tiny", **sizes, vocab_size=200, max_position_embeddings=24)
+    size = SKTformerForMaskedLM(config).num_parameters()
+    model = f"sktformer, {size:,} parameters, new, sktformer-tiny with at most 200 tokens"
+    assert plan.split(maxsplit=1)[1] == f"{model}; steps: 4 of 8 sequences of 24 tokens"
 
 
 def test_evaluation_in_between_changes_nothing(tmp_path, recipe, monkeypatch):
@@ -284,6 +292,9 @@ def test_ways_to_train(tmp_path, recipe, monkeypatch, flags):
 
 def test_streaming(tmp_path, recipe, monkeypatch):
     run(monkeypatch, "--recipe", recipe, "--streaming")
+    # Readers share the documents among themselves: another number of them reads another order of blocks.
+    with pytest.raises(UserError, match=r"another run \(readers: 1 there, 2 here\)"):
+        run(monkeypatch, "--recipe", recipe, "--streaming", "--dataloader_num_workers", 2)
     assert metrics_of(tmp_path / "run")["eval_loss"] > 0
 
 

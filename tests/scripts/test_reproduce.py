@@ -17,11 +17,13 @@ from transformers import AutoConfig
 
 import reproduce
 from experiments import runs
+from experiments.analyses import lengthening
 from experiments.arguments import UserError
 from experiments.comparisons import report
 from experiments.comparisons.stages import Case, Measure, Stage
 from experiments.comparisons.tables import TABLES, Table
 from experiments.glue.tasks import TASKS
+from experiments.results import ResultsArguments
 from support.glue_rows import CUES, files_below, make_rows, read_metrics, write_tasks
 
 
@@ -442,6 +444,17 @@ def test_books_are_attributed_to_their_authors(tmp_path, monkeypatch):
     before = files_below(tmp_path / "out")
     reproduce.main()
     assert files_below(tmp_path / "out") == before
+
+
+def test_tables_are_not_published_unless_a_folder_is_named():
+    assert all(ResultsArguments in arguments for arguments in (reproduce.ARGUMENTS, lengthening.ARGUMENTS))
+    assert ResultsArguments().results_dir == "runs/results"
+
+
+def test_all_rows_predict_alike():
+    """The rule that logits are computed where something is predicted belongs to every row, ours or not."""
+    for name in ("pretraining", "improvements", "frontier", "authorship", "glue"):
+        assert TABLES[name].stages[0].recipe()["sparse_prediction"] is True
 
 
 def test_data_that_no_flag_names_are_named_by_the_runs():

@@ -38,6 +38,14 @@ def test_a_run_goes_on_until_it_is_finished(tmp_path):
     assert (folder / "arguments.yaml").read_text() == "seed: 0\n"
 
 
+def test_a_mistake_that_shows_late_leaves_the_folder_one_stands_in(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="found late"), claim_run_folder(".", identity(), {}):
+        raise UserError("found late")
+    assert tmp_path.is_dir()
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_run_may_grow_and_not_shrink(tmp_path):
     finish(tmp_path / "run", identity(10))
     assert folder_state(tmp_path / "run", identity(20)) == "grown"

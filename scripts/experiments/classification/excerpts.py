@@ -20,7 +20,8 @@ def cut_excerpts(
 ) -> list[list[str]]:
     """
     Cut each text between words into consecutive excerpts of `length` tokens, special ones included, and keep `limit`;
-    a last excerpt of less than half the length is left out unless it is the only one.
+    a last excerpt of less than half the length is left out unless it is the only one. A tokenizer's own overflow cuts
+    within words, and gives tokens where the linear model and the files of predictions want text.
     """
     room = length - tokenizer.num_special_tokens_to_add()
     documents = []
@@ -47,6 +48,7 @@ def hold_out(
     """
     Hold out a share of every label's documents, at least one; of documents that are cut into excerpts the last ones
     of each where a label has fewer than five: a whole one would be too large a share of what there is to learn from.
+    (`train_test_split` of datasets stratifies rows, and would divide a document between both parts.)
 
     Gives the places of the examples to train on, those of the examples held out, and words that say how.
     """

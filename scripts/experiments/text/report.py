@@ -31,7 +31,7 @@ def write_report(
         for title, kind in (("this model", "eval"), ("unigram frequencies of the training text", "unigram"))
     }
     if trainer.args.do_train:
-        size = f"{metrics['parameters']:,} parameters"
+        size, origin = f"{metrics['parameters']:,} parameters", arguments.get("model_name_or_path")
         history, level = metrics["history"], metrics["unigram_loss"]
         curves = {
             name: [[(entry["step"], entry[key]) for entry in history if key in entry]]
@@ -42,8 +42,8 @@ def write_report(
         facts = CardFacts(
             script="pretrain_mlm.py",
             pipeline_tag="fill-mask",
-            description=f"A masked language model of type `{metrics['model_type']}` with {size}, trained on "
-            f"{corpus.description}.",
+            description=f"A masked language model of type `{metrics['model_type']}` with {size}, "
+            f"{f'going on from `{Path(origin).name}`, ' if origin else ''}trained on {corpus.description}.",
             example=example.replace('"', "'"),
             scores={name: metrics[f"eval_{name}"] for name in _SHOWN},
             results=format_scores(rows),
@@ -51,7 +51,7 @@ def write_report(
             picture="loss.png",
             picture_title="Loss against the step",
             datasets=corpus.hub_datasets,
-            base_model=arguments.get("model_name_or_path"),
+            base_model=origin,
         )
         write_card(folder, facts, metrics, arguments)
     write_json(folder / "all_results.json", {k: v for k, v in metrics.items() if isinstance(v, int | float)})

@@ -1,0 +1,38 @@
+"""What a model card says of a checkpoint."""
+
+import pytest
+from huggingface_hub import ModelCard
+
+from experiments.model_card import CardFacts, write_card
+
+
+@pytest.mark.parametrize(("base_model", "named"), [("bert-base-uncased", "bert-base-uncased"), ("folder", None)])
+def test_a_card_names_what_the_hub_asks_for(tmp_path, base_model, named, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    facts = CardFacts(
+        script="pretrain_mlm.py",
+        pipeline_tag="fill-mask",
+        description="A model.",
+        example="a [MASK]",
+        scores={"loss": 1.25},
+        results="1.25",
+        evaluated_on="held-out text",
+        datasets=("Salesforce/wikitext",),
+        base_model=base_model,
+    )
+    arguments = {"license": "mit", "language": "de", "learning_rate": 0.1, "train_file": "/home/someone/a.txt"}
+    write_card(tmp_path / "folder", facts, {"model_type": "bert"}, arguments)
+    card = ModelCard.load(tmp_path / "folder" / "README.md")
+    data = card.data
+    assert (data.license, data.language, data.base_model) == ("mit", "de", named)
+    assert (data.datasets, data.library_name, data.pipeline_tag) == (
+        ["Salesforce/wikitext"],
+        "transformers",
+        "fill-mask",
+    )
+    (result,) = data.eval_results
+    assert (result.metric_type, result.metric_value, result.dataset_name) == ("loss", 1.25, "held-out text")
+    assert (data.model_name, result.dataset_type) == ("folder", "Salesforce/wikitext")
+    assert "learning_rate: 0.1" in card.text
+    assert "someone" not in card.content
