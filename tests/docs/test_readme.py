@@ -84,8 +84,9 @@ def test_the_five_steps_and_every_block_of_python(tmp_path):
     short = ["--max_steps", "2", "--max_eval_samples", "4"]
     run_script(quick, tmp_path, *text, *short)
     commands = re.findall(r"^accelerate launch scripts/.*$", guide, re.MULTILINE)
-    assert len(commands) == 3
-    for command in commands:
+    assert len(commands) == 4
+    assert commands[3] == f"{commands[2]} --push_to_hub --hub_model_id you/library"  # which tests cannot
+    for command in commands[:3]:
         samples = ["--max_train_samples", "40"] if "run_classification" in command else []
         run_script(command, tmp_path, *short, *samples)
     assert (tmp_path / "runs" / "library" / "report.md").is_file()
