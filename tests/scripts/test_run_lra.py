@@ -3,8 +3,11 @@
 import functools
 import json
 import operator
+import os
 import re
+import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -191,6 +194,27 @@ def test_the_same_values_are_masked_at_every_evaluation_of_self_pretraining(run)
     losses = [entry["eval_loss"] for entry in metrics_of(folder)["history"] if "eval_loss" in entry]
     assert len(losses) == 2
     assert len(set(losses)) == 1
+
+
+@pytest.mark.slow
+def test_two_processes_share_the_batch_of_a_recipe(tmp_path):
+    """A recipe says how many sequences one device reads, which all of them together are then given."""
+    (tmp_path / "recipe.yaml").write_text(json.dumps(FLAGS | {"global_batch_size": 16}))
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone"]
+    flags = ["--recipe", tmp_path / "recipe.yaml", "--use_cpu", "--output_dir", tmp_path / "run", *EXPRESSIONS]
+    result = subprocess.run(
+        [*launcher, str(Path(run_lra.__file__)), *map(str, flags), "--cache_dir", str(tmp_path / "data")],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert result.returncode == 0, result.stderr[-3000:]
+    metrics = metrics_of(tmp_path / "run")
+    assert metrics["global_batch_size"] == 16
+    assert metrics["eval_test_samples"] == 3
+    assert max(entry["step"] for entry in metrics["history"]) == 9  # steps for 144 expressions
+    assert "| this model" in result.stdout
 
 
 @pytest.mark.parametrize("model_type", ["sktformer", "bert", "fnet", "nystromformer"])
