@@ -21,10 +21,14 @@ from experiments.arguments import UserError, parse_args, run_script
 ANALYSES = {
     module.__name__.rpartition(".")[2]: (module.ARGUMENTS, module.analyze) for module in (lengthening, incoherence)
 }
+# The paper's other analyses, each a table of runs.
+TABLES = {"impact": "lra_impact_TASK", "ablation": "lra_ablation_TASK", "noise": "lra_noise", "curves": "lra_curves_TASK"}
 
 
 def main() -> None:
     name, *flags = sys.argv[1:] or [""]
+    if name in TABLES:
+        raise UserError(f"`{name}` is a table of runs; write `python scripts/reproduce.py {TABLES[name]}`.")
     if name not in (*ANALYSES, "-h", "--help"):
         raise UserError(f"There is no analysis `{name}`; write {' or '.join(ANALYSES)} first, then its flags.")
     groups, analyze = ANALYSES.get(name, ((), print))

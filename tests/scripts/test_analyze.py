@@ -8,6 +8,8 @@ from transformers import BertConfig, BertForMaskedLM
 
 import analyze
 from experiments.arguments import UserError
+from experiments.comparisons.tables import TABLES
+from experiments.lra.published import TASK_NAMES
 from modeling_sktformer import SKTformerConfig, SKTformerForMaskedLM
 from support.glue_rows import make_tokenizer
 
@@ -65,3 +67,12 @@ def test_what_cannot_be_lengthened_is_refused(tmp_path, run, monkeypatch):
         monkeypatch.setattr(sys, "argv", ["analyze.py", *argv])
         with pytest.raises(UserError, match="write lengthening or incoherence first"):
             analyze.main()
+
+
+@pytest.mark.parametrize("name", analyze.TABLES)
+def test_analyses_that_are_tables_say_their_command(name, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["analyze.py", name, "--data_dir", "x"])
+    with pytest.raises(UserError, match=rf"`{name}` is a table .*write `python scripts/reproduce\.py lra_{name}") as error:
+        analyze.main()
+    table = str(error.value).partition("reproduce.py ")[2].rstrip("`.")
+    assert all(table.replace("TASK", task) in TABLES for task in TASK_NAMES)
