@@ -22,7 +22,12 @@ ANALYSES = {
     module.__name__.rpartition(".")[2]: (module.ARGUMENTS, module.analyze) for module in (lengthening, incoherence)
 }
 # The paper's other analyses, each a table of runs.
-TABLES = {"impact": "lra_impact_TASK", "ablation": "lra_ablation_TASK", "noise": "lra_noise", "curves": "lra_curves_TASK"}
+TABLES = {
+    "impact": "lra_impact_TASK",
+    "ablation": "lra_ablation_TASK",
+    "noise": "lra_noise",
+    "curves": "lra_curves_TASK",
+}
 
 
 def main() -> None:

@@ -72,7 +72,9 @@ def test_what_cannot_be_lengthened_is_refused(tmp_path, run, monkeypatch):
 @pytest.mark.parametrize("name", analyze.TABLES)
 def test_analyses_that_are_tables_say_their_command(name, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["analyze.py", name, "--data_dir", "x"])
-    with pytest.raises(UserError, match=rf"`{name}` is a table .*write `python scripts/reproduce\.py lra_{name}") as error:
+    with pytest.raises(
+        UserError, match=rf"`{name}` is a table .*write `python scripts/reproduce\.py lra_{name}"
+    ) as error:
         analyze.main()
     table = str(error.value).partition("reproduce.py ")[2].rstrip("`.")
     assert all(table.replace("TASK", task) in TABLES for task in TASK_NAMES)

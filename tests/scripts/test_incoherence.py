@@ -87,7 +87,8 @@ def test_the_analysis_trains_measures_and_draws(tmp_path, monkeypatch, capsys):
     ]
     monkeypatch.setattr(sys, "argv", argv)
     analyze.main()
-    values = json.loads((tmp_path / "results" / "incoherence.json").read_text())["values"]["Pathfinder"]
+    results = json.loads((tmp_path / "results" / "incoherence.json").read_text())
+    values = results["values"]["Pathfinder"]
     assert {name: len(of_name) for name, of_name in values.items()} == {
         "layer 1, rank 4, before": 6,
         "layer 1, rank 4, after": 6,
@@ -96,6 +97,9 @@ def test_the_analysis_trains_measures_and_draws(tmp_path, monkeypatch, capsys):
     assert "--run_name pathfinder" in (tmp_path / "runs" / "pathfinder.log").read_text()
     printed = capsys.readouterr().out
     assert "after 2 steps of training" in printed
+    source = "pathfinder-100-seed-0.npz"
+    assert f"Measured on Pathfinder: 6 examples of {source}, at most 1,024 values long." in printed
+    assert results["data"] == {"Pathfinder": {"length": 1024, "test_examples": 6, "source": source}}
     assert f"{np.mean(values['layer 1, rank 4, after']):.2f} ± " in printed
     assert (tmp_path / "results" / "incoherence.png").read_bytes().startswith(b"\x89PNG")
     for bad, message in ((["--tasks", "chess"], "no such task"), (["--ranks", "0"], "at least 1")):

@@ -24,6 +24,7 @@ from experiments.lra.examples import Examples, collate
 from experiments.lra.jobs import compute_metrics
 from experiments.lra.models import LraModelArguments, build_model
 from experiments.lra.published import ROWS, published_figures
+from experiments.lra.report import SETTING
 from experiments.lra.tasks import TASKS
 from experiments.run_folder import METRICS_FILE
 from modeling_sktformer import SKTformerConfig
@@ -44,7 +45,9 @@ SIZES_OF_THE_PAPER: dict[str, Any] = {
     "num_hidden_layers": 2,
     "num_attention_heads": 2,
     "intermediate_size": 128,
+    "smoother_norm": "batch_norm",
 }
+LABELS = ("neg", "pos")
 # Short expressions, made in this process: others would first have to import everything.
 EXPRESSIONS = [
     *("--task_name", "listops", "--min_length", 8, "--max_length", 40, "--max_depth", 4, "--num_generated", 150),
@@ -97,7 +100,14 @@ def test_a_run_leaves_a_table_beside_the_paper(run, pictures, capsys):
         assert f"| {name} " in printed
         assert f"{row['image']:.2f}" in printed
     scores = [metrics_of(folder / f"seed-{seed}")["eval_test_accuracy"] for seed in (42, 43)]
-    assert json.loads((folder / "lra.json").read_text())["accuracies"] == [100 * score for score in scores]
+    results = json.loads((folder / "lra.json").read_text())
+    assert results["accuracies"] == [100 * score for score in scores]
+    assert (results["job"], results["model_type"], results["started_from"]) == ("image", "sktformer", "scratch")
+    assert (results["max_length"], results["published_length"], results["test_examples"]) == (1024, 1024, 20)
+    assert (results["source"], results["noise"], results["is_partial"]) == ("pictures.npz", 0, False)
+    rows = [line for line in (folder / "lra.md").read_text().splitlines() if "(paper)" in line]
+    assert len(rows) == len(ROWS)
+    assert all(re.search(r"\| 1,024 +\| as published +\| the paper's +\|", row) for row in rows)
     metrics = metrics_of(folder / "seed-42")
     assert metrics["curve"] == {"5": metrics["eval_test_accuracy"]}
     assert metrics["eval_test_samples"] == 20
@@ -107,7 +117,8 @@ def test_a_run_leaves_a_table_beside_the_paper(run, pictures, capsys):
     card = (folder / "seed-42" / "README.md").read_text()
     assert "AutoModelForSequenceClassification.from_pretrained" in card
     for name, row in ROWS.items():
-        assert f"| {name} | {row['image']:.2f} |" in re.sub(" +", " ", card)
+        assert f"| {name} | {row['image']:.2f} | 1,024 |" in re.sub(" +", " ", card)
+    assert "On 20 test examples of pictures.npz." in card
     assert str(folder.parent) not in card
     # What is saved answers as what was measured, through the Auto class, batch by batch.
     model = AutoModelForSequenceClassification.from_pretrained(folder / "seed-42").eval()
@@ -116,6 +127,45 @@ def test_a_run_leaves_a_table_beside_the_paper(run, pictures, capsys):
         answers = torch.cat([model(**collate([test[n]])).logits.argmax(-1) for n in range(20)])
     assert (answers.numpy() == test.labels).mean() == pytest.approx(metrics["eval_test_accuracy"])
     assert model.config.id2label[3] == "cat"
+
+
+@pytest.mark.parametrize(
+    ("flags", "is_partial"),
+    [
+        (["--task_name", "listops"], False),
+        (["--task_name", "listops", "--num_generated", "100000"], False),
+        (["--task_name", "listops", "--num_generated", "2000"], True),
+        (["--task_name", "listops", "--max_depth", "9"], True),
+        (["--task_name", "listops", "--data_dir", "there", "--num_generated", "2000"], False),
+        (["--task_name", "pathfinder", "--num_generated", "200000"], False),
+        (["--task_name", "pathfinder", "--num_generated", "12000"], True),
+        (["--task_name", "retrieval", "--stand_in"], True),
+        (["--task_name", "text"], False),
+        (["--task_name", "text", "--max_predict_samples", "100"], True),
+    ],
+)
+def test_what_is_not_the_whole_benchmark_is_said_to_be_partial(flags, is_partial):
+    assert parse_command(run_lra.ARGUMENTS, argv=[*flags, "--use_cpu"]).groups[1].is_partial is is_partial
+
+
+def test_the_paper_s_setting_stands_beside_its_own_data_and_length_alone(run, tmp_path, capsys):
+    (tmp_path / "recipe.yaml").write_text(json.dumps(FLAGS | {"model_config": json.dumps(SIZES_OF_THE_PAPER)}))
+    reviews = tmp_path / "reviews"
+    for file in (
+        reviews / part / name / f"{n}.txt" for part in ("train", "test") for name in LABELS for n in range(9)
+    ):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"{file.parent.name} {file.stem}")
+    flags = ["--task_name", "text", "--data_dir", reviews]
+    run(*flags, name="whole")
+    assert re.search(rf"\| {re.escape(SETTING)} +\| 69.27 +\| 1,000 ", capsys.readouterr().out)
+    for name, more in (("long", ["--max_seq_length", 1200]), ("part", ["--max_train_samples", 10])):
+        run(*flags, *more, name=name)
+        printed = capsys.readouterr().out
+        assert SETTING not in printed
+        assert ("1,200 " in printed) == (name == "long")
+        assert ("18 examples, not the whole benchmark" in printed) == (name == "part")
+    assert metrics_of(tmp_path / "long")["max_length"] == 1200
 
 
 def test_an_interrupted_command_goes_on_and_a_finished_one_rests(run, pictures, capsys):
@@ -133,7 +183,7 @@ def test_noise_is_measured_beside_the_paper_s(run, pictures, capsys):
     assert "55.32" in printed
     assert "28.56" in printed
     assert "57.73" not in printed
-    assert "very setting" not in printed  # the paper does not say at which one noise was measured
+    assert SETTING not in printed  # the paper does not say at which one noise was measured
 
 
 def test_the_best_of_a_search_is_reported_and_not_their_mean(run, capsys):
@@ -349,7 +399,8 @@ def test_published_figures_are_found_by_the_setting():
     assert setting(num_landmark_features=4) == pytest.approx(0.5205)
     assert setting(use_feature_attention=False) == pytest.approx(0.6127)
     assert setting(num_segments=2) is setting(use_smoother=False) is None
-    assert setting(hidden_size=128) is setting(num_hidden_layers=4) is None
+    assert setting(hidden_size=128) is setting(num_hidden_layers=4) is setting(smoother_norm="layer_norm") is None
+    assert published_figures("text", SKTformerConfig(**SIZES_OF_THE_PAPER), 0, on_all_data=False)["setting"] is None
     # Of noise there is a table of its own, also of none, and nothing between its rows.
     config = SKTformerConfig(**SIZES_OF_THE_PAPER)
     assert published_figures("image", config, 0)["noise"]["SKTformer (paper)"] == pytest.approx(0.5747)
@@ -370,7 +421,13 @@ def test_columns_have_the_paper_s_figures():
                 noise = float(case.flags[case.flags.index("--noise") + 1]) if "--noise" in case.flags else 0.0
                 config = SKTformerConfig(**SIZES_OF_THE_PAPER)
                 metrics: Any = {"published": published_figures(task_name, config, noise)}
-                for measure in TABLES[name].stages[0].measures:
+                length, *measures = sorted(
+                    TABLES[name].stages[0].measures, key=lambda measure: measure.title != "length"
+                )
+                papers = {row for measure in measures for row, _ in measure.baselines}
+                assert dict(length.baselines) == dict.fromkeys(papers, "published.length")
+                assert metrics["published"]["length"] == TASKS[task_name].max_length
+                for measure in measures:
                     for _, key in measure.baselines:
                         assert 0 < functools.reduce(operator.getitem, key.split("."), metrics) < 1
                 for _, key in TABLES[name].stages[0].curves[0].baselines:
@@ -393,4 +450,5 @@ def test_rows_of_tables_parse(name):
                 assert f"/{arguments.task_name}" in f"/{stage.folder}"
                 assert row_name
                 assert training.load_best_model_at_end
+    assert {"length", "test examples"} <= {measure.title for measure in table.stages[-1].measures}
     assert table.text.format(*(stage.recipe() for stage in table.stages), data="")

@@ -84,14 +84,15 @@ def analyze(arguments: IncoherenceArguments, places: results.ResultsArguments) -
         flags = (*words, *shlex.split(arguments.run_flags.replace("{task}", task)))
         runs[task] = Run("run_lra.py", flags, Path(arguments.output_dir) / task)
     execute_runs(list(runs.values()), choose_launcher(None), "incoherence")
-    measured = {TASKS[task].title: _measure(run, arguments) for task, run in runs.items()}
+    found = {TASKS[task].title: _measure(run, arguments) for task, run in runs.items()}
+    measured, data = ({title: of_task[part] for title, of_task in found.items()} for part in (0, 1))
     figures = {TASKS[task].title: published_incoherence(task) for task in runs}
     steps = sorted({read_metrics(run.folder)["history"][-1]["step"] for run in runs.values()})
-    return write_report(Path(places.results_dir) / "incoherence", measured, figures, steps)
+    return write_report(Path(places.results_dir) / "incoherence", measured, data, figures, steps)
 
 
-def _measure(run: Run, arguments: IncoherenceArguments) -> dict[str, np.ndarray]:
-    """By layer, rank and stage, a value for each example."""
+def _measure(run: Run, arguments: IncoherenceArguments) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """By layer, rank and stage, a value for each example; and what the examples are."""
     recipe = ["--recipe", str(run.folder / ARGUMENTS_FILE)]
     _, of_task, _ = parse_command((LraModelArguments, LraArguments, LraTrainingArguments), argv=recipe).groups
     test = load_parts(of_task)["test"]
@@ -109,7 +110,8 @@ def _measure(run: Run, arguments: IncoherenceArguments) -> dict[str, np.ndarray]
                     values.setdefault(f"layer {layer}, rank {rank}, {stage}", []).extend(found)
     if min(map(len, values.values())) < 2:
         raise UserError(f"--ranks {max(arguments.ranks)}: hardly any input of {of_task.task_name} has so many tokens.")
-    return {name: np.array(of_name) for name, of_name in values.items()}
+    data = {"length": of_task.length, "test_examples": len(test), "source": test.source}
+    return {name: np.array(of_name) for name, of_name in values.items()}, data
 
 
 @torch.no_grad()
@@ -132,6 +134,7 @@ def smoother_inputs(model: Any, batch: Mapping[str, torch.Tensor]) -> Iterator[t
 def write_report(
     path: Path,
     measured: dict[str, dict[str, np.ndarray]],
+    data: dict[str, dict[str, Any]],
     published: dict[str, dict[str, float]],
     steps: Sequence[int],
 ) -> str:
@@ -147,15 +150,20 @@ def write_report(
             cells = [f"{v.mean():.2f} ± {v.std(ddof=1):.2f}" for v in found]
             rows.append([task, case, *cells, *("" if figure is None else f"{figure:.2f}" for figure in paper)])
     plot_distributions(measured, path.with_suffix(".png"), "Incoherence before and after the Fourier convolution")
+    of = [
+        f"{task}: {facts['test_examples']:,} examples of {facts['source']}, at most {facts['length']:,} values long"
+        for task, facts in data.items()
+    ]
     lists = {task: {name: v.tolist() for name, v in values.items()} for task, values in measured.items()}
     return results.write_results(
         path,
-        {"command": command, "environment": environment, "values": lists},
+        {"command": command, "environment": environment, "data": data, "values": lists},
         [
             "# Incoherence before and after the Fourier convolution",
             f"Definition 1 of the paper, after {' or '.join(map(str, steps))} steps of training: mean and standard "
             "deviation over test examples. The paper's figures are after 100 steps; of which layer it does not say.",
             "\n".join(results.format_table(header, rows)),
+            f"Measured on {'; '.join(of)}.",
             f"![Incoherence]({path.name}.png)",
             results.format_origin(environment, command, [environment["commit"]]),
         ],
