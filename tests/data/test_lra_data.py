@@ -112,6 +112,8 @@ def test_pictures_that_are_none_are_refused(arrays, tmp_path):
     np.savez(tmp_path / "g.npz", **wholes | {"x_train": train.astype(int) - 128})
     np.savez(tmp_path / "h.npz", **wholes | {"x_train": train[:9], "y_train": train_labels[:9]})
     np.savez(tmp_path / "i.npz", **wholes | {"x_train": train.astype(str)})
+    np.savez(tmp_path / "j.npz", **wholes | {"x_train": train.reshape(50, 16, 64, 3)})
+    np.savez(tmp_path / "k.npz", **wholes | {"x_test": test[..., 0].reshape(10, 64, 16)})
     (tmp_path / "d.tar.gz").write_bytes(b"no archive")
     (tmp_path / "e").mkdir()
 
@@ -130,6 +132,8 @@ def test_pictures_that_are_none_are_refused(arrays, tmp_path):
         ("g.npz", "pixels from -128 to 127; they must"),
         ("h.npz", "has 9 training pictures; give at least 10"),
         ("i.npz", "cannot be read as pictures"),
+        ("j.npz", "pictures of 16 x 64 pixels; they must be 32 x 32"),
+        ("k.npz", "pictures of 64 x 16 pixels; they must be 32 x 32"),
         ("e", "print is not part of CIFAR-10"),
     ):
         with pytest.raises(UserError, match=message):
@@ -178,6 +182,27 @@ def test_reviews_are_read_from_folders_and_tables(tmp_path):
     (tmp_path / "c").mkdir()
     with pytest.raises(UserError, match="neither a folder train nor a table"):
         texts.read_reviews(tmp_path / "c", 9)
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        ("0 1", r"here has 1 training text\(s\) with the label neg; give at least 2, of which one chooses the model"),
+        ("0 0 0 1", r"1 training text\(s\) with the label pos"),
+        ("1 1 1", r"0 training text\(s\) with the label neg"),
+        ("0 0", r"0 training text\(s\) with the label pos"),
+    ],
+)
+def test_both_labels_are_trained_and_validated(tmp_path, labels, message):
+    folder = tmp_path / "here"
+    folder.mkdir()
+    for part, of_part in (("train", labels), ("test", "0 1")):
+        rows = [f"text {n},{label}" for n, label in enumerate(of_part.split())]
+        (folder / f"{part}.csv").write_text("\n".join(["text,label", *rows]))
+    with pytest.raises(UserError, match=message):
+        texts.read_reviews(folder, 9)
+    (folder / "train.csv").write_text("text,label\na,0\nb,1\nc,0\nd,1\n")
+    assert sorted(texts.read_reviews(folder, 9)["train"].labels) == [0, 1]
 
 
 def test_other_data_sets_say_what_they_lack(tmp_path):

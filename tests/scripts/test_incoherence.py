@@ -71,6 +71,24 @@ def test_smoothers_are_read_without_their_padding():
     assert torch.allclose(torch.einsum("cij,jc->ic", circular, segments), after, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--tasks", "pathfinder", "retrieval"], "--tasks retrieval: pairs of inputs are not measured; leave it out"),
+        (["--run_flags=--model_type bert"], "--run_flags '--model_type bert': the model has no Fourier convolution"),
+        (["--run_flags=--config_overrides use_smoother=false"], "the model has no Fourier convolution"),
+        (["--run_flags=--config_overrides use_fourier_convolution=false"], "the model has no Fourier convolution"),
+        (["--ranks", "65"], "--ranks 65: the model has 64 columns"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_before_training(flags, message, tmp_path, monkeypatch):
+    monkeypatch.setattr(analysis, "execute_runs", lambda *args: pytest.fail("It trains."))
+    monkeypatch.setattr(sys, "argv", ["analyze.py", "incoherence", "--output_dir", str(tmp_path / "runs"), *flags])
+    with pytest.raises(UserError, match=message):
+        analyze.main()
+    assert not (tmp_path / "runs").exists()
+
+
 @pytest.mark.slow
 def test_the_analysis_trains_measures_and_draws(tmp_path, monkeypatch, capsys):
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
