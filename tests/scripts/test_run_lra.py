@@ -213,6 +213,21 @@ def test_generated_tasks_need_no_data(run, capsys):
         run("--task_name", "image")
 
 
+def test_pictures_are_drawn_before_training(run, pictures, tmp_path, monkeypatch):
+    def diverge(*args):
+        raise UserError("Training has diverged.")
+
+    with monkeypatch.context() as context:
+        context.setattr(run_lra, "run_job", diverge)
+        with pytest.raises(UserError, match="diverged"):
+            run(*pictures, "--draw_examples", name="new/run")
+    drawn = tmp_path / "new" / "run-examples.png"
+    assert drawn.read_bytes().startswith(b"\x89PNG")
+    folder = run(*pictures, "--draw_examples", name="new/run")
+    assert (folder / "examples.png").is_file()
+    assert not drawn.exists()
+
+
 def test_pairs_are_matched(run):
     short = ["--stand_in", "--num_generated", 100, "--max_seq_length", 60]
     folder = run("--task_name", "retrieval", *short)
@@ -358,6 +373,8 @@ def test_bad_arguments_are_named(run, pictures, tmp_path):
         ([*pictures, "--max_seq_length", "100"], "a picture has 1024 pixels"),
         (["--task_name", "image", "--data_dir", tmp_path / "none.npz"], "no such file or folder"),
         ([*pictures, "--model_type", "gpt2"], "no masked-LM"),
+        ([*pictures, "--model_type", "canine"], "--model_type canine: transformers has no masked-LM"),
+        ([*pictures, "--model_type", "flaubert"], "flaubert cannot have these sizes: it does not take intermediate"),
         ([*pictures, "--config_overrides", "num_segments=3"], "num_segments"),
         ([*pictures, "--config_overrides", "nothing=3"], "`nothing=3` is not field=value"),
         ([*pictures, "--do_eval"], "Nothing is trained"),
