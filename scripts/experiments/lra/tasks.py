@@ -198,7 +198,7 @@ def _read_pairs(arguments: LraArguments) -> dict[str, Examples]:
         return texts.make_pairs(sizes, arguments.length, arguments.generation_seed)
     raise UserError(
         "Retrieval needs the published pairs: fetch https://storage.googleapis.com/long-range-arena/lra_release.gz, "
-        "and give the folder with new_aan_pairs.train.tsv with --data_dir; or make others with --stand_in."
+        "and give --data_dir lra_release/lra_release/tsv_data; or make others with --stand_in."
     )
 
 
