@@ -34,7 +34,7 @@ def write_report(folder: Path, task: Task, metrics: Mapping[str, Any]) -> str:
     split = f"{number:,} examples, " + ("not the whole benchmark" if metrics["is_partial"] else "the whole test")
     source = metrics["source"] + (f", noise {noise:g}" if noise else "")
     rows = [[THIS, f"{statistics.mean(values):.2f}{spread}", f"{metrics['max_length']:,}", split, source]]
-    same, where = published["setting"], f"{published['length']:,}"
+    same, where = published["setting"], f"{task.max_length:,}"
     known = published["rows"] | ({SETTING: same} if same is not None else {})
     rows += [[name, f"{100 * value:.2f}", where, "as published", "the paper's"] for name, value in known.items()]
     environment = metrics["environment"]
@@ -44,7 +44,7 @@ def write_report(folder: Path, task: Task, metrics: Mapping[str, Any]) -> str:
     return write_results(
         folder / "lra",
         {"command": command_line(), "task": task.title, "accuracies": values, "published": known}
-        | {"test_examples": number, "published_length": published["length"]}
+        | {"test_examples": number, "published_length": task.max_length}
         | {name: metrics[name] for name in _KEPT},
         [
             f"# Long Range Arena, {task.title}",
@@ -63,10 +63,10 @@ def write_task_card(
     """Write the model card of a trial."""
     accuracy = metrics["eval_test_accuracy"]
     title = str(arguments.get("hub_model_id") or folder.resolve().name)
-    published = metrics["published"]
     rows = [[THIS, f"{100 * accuracy:.2f}", f"{metrics['max_length']:,}"]]
     if not is_masked_lm:
-        rows += [[n, f"{100 * value:.2f}", f"{published['length']:,}"] for n, value in published["rows"].items()]
+        known = metrics["published"]["rows"]
+        rows += [[name, f"{100 * value:.2f}", f"{task.max_length:,}"] for name, value in known.items()]
     flags = f'--task_name {metrics["job"]} --model_name_or_path "{title}"'
     flags += " --output_dir runs/lra/tuned" if is_masked_lm else " --do_eval --output_dir runs/lra/measured"
     example = [f"# `python scripts/run_lra.py {flags}` of SKTformer reads it."]

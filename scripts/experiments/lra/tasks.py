@@ -42,7 +42,7 @@ class LraArguments:
     max_train_samples: int | None = flag(None, "Train on so many examples, spread evenly over all.")
     max_eval_samples: int | None = flag(None, "Likewise for validation.")
     max_predict_samples: int | None = flag(None, "Likewise for the test.")
-    draw_examples: bool = flag(False, "Draw some of the training pictures first (Image and Pathfinder).")
+    draw_examples: bool = flag(False, "Image, Pathfinder: draw training pictures beside the run, at its end into it.")
     preprocessing_num_workers: int | None = flag(None, "Processes that make data; by default one for each core.")
 
     def __post_init__(self) -> None:
