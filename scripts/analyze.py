@@ -4,9 +4,11 @@ Analyse a trained model; the first argument says how.
     python scripts/analyze.py lengthening --model_name_or_path runs/quickstart
     python scripts/analyze.py lengthening --model_name_or_path runs/mine --train_file a.txt --validation_file b.txt
     python scripts/analyze.py incoherence --tasks pathfinder
+    python scripts/analyze.py lra
 
 lengthening: what a pre-trained SKTformer loses when it is lengthened, without further training.
 incoherence: how evenly energy is spread over what the attention reads, before and after the Fourier convolution.
+lra: what reproduce.py lra_TASK has written of the tasks of Long Range Arena, as one table with means.
 
 The paper's other analyses are tables of runs, which reproduce.py makes: lra_impact_TASK, lra_ablation_TASK, lra_noise
 and lra_curves_TASK.
@@ -14,17 +16,27 @@ and lra_curves_TASK.
 
 import sys
 
-from experiments.analyses import incoherence, lengthening
+from experiments.analyses import incoherence, lengthening, lra
 from experiments.arguments import UserError, parse_args, run_script
 
 
 ANALYSES = {
-    module.__name__.rpartition(".")[2]: (module.ARGUMENTS, module.analyze) for module in (lengthening, incoherence)
+    module.__name__.rpartition(".")[2]: (module.ARGUMENTS, module.analyze)
+    for module in (lengthening, incoherence, lra)
+}
+# The paper's other analyses, each a table of runs.
+TABLES = {
+    "impact": "lra_impact_TASK",
+    "ablation": "lra_ablation_TASK",
+    "noise": "lra_noise",
+    "curves": "lra_curves_TASK",
 }
 
 
 def main() -> None:
     name, *flags = sys.argv[1:] or [""]
+    if name in TABLES:
+        raise UserError(f"`{name}` is a table of runs; write `python scripts/reproduce.py {TABLES[name]}`.")
     if name not in (*ANALYSES, "-h", "--help"):
         raise UserError(f"There is no analysis `{name}`; write {' or '.join(ANALYSES)} first, then its flags.")
     groups, analyze = ANALYSES.get(name, ((), print))

@@ -52,11 +52,15 @@ def main() -> None:
         parts = load_parts(arguments)
     job = make_job(command, parts)
     check_job(folder, job.identity, training, command.paths())
+    drawn = folder.with_name(f"{folder.name}-examples.png")  # beside the folder, which only training may begin
+    if arguments.draw_examples and training.should_save:
+        drawn.parent.mkdir(parents=True, exist_ok=True)
+        draw_examples(parts["train"], task, drawn)
     announce_run(command)
     run_job(job, folder, training, recorded_arguments(command.given))
     if training.should_save:
         if arguments.draw_examples:
-            draw_examples(parts["train"], task, folder / "examples.png")
+            drawn.replace(folder / "examples.png")
         for trial in trial_folders(folder) if training.test_curve else ():
             record_curve(trial)
         if training.mask_probability is None:

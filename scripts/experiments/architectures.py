@@ -78,7 +78,7 @@ def build_comparable_config(model_type: str, sizes: PreTrainedConfig, **fields: 
     lacking = [n for n in kept if all(getattr(config, other, None) != kept[n] for other in (n, *_SIZES[n]))]
     # Where there are no heads there is no size to keep either: their number changes no matrix.
     if lacking and (lacking != ["num_attention_heads"] or hasattr(config, "num_attention_heads")):
-        raise UserError(f"{what} cannot have the sizes of --config_name: it does not take {', '.join(lacking)}.")
+        raise UserError(f"{what} cannot have these sizes: it does not take {', '.join(lacking)}.")
     config.update(fields)
     bert = BertConfig(**kept, **fields)
     with torch.device("meta"):

@@ -194,9 +194,7 @@ def plan_trials(folder: Path, training: FineTuningArguments, decides: dict[str, 
         args = copy.copy(training)
         vars(args).update(values | {"output_dir": str(folder / name)})
         if training.search:
-            batch = values["global_batch_size"]
-            args.per_device_train_batch_size = min(args.per_device_train_batch_size, max(1, batch // args.world_size))
-            args.gradient_accumulation_steps = progress.accumulation_steps(args, batch)
+            progress.divide_batch(args, values["global_batch_size"])
         trials.append(Trial(folder / name, values, args, _identity(args, decides)))
     return trials
 

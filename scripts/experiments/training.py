@@ -54,7 +54,7 @@ class RunArguments(TrainingArguments):
 
     output_dir: str | None = flag("runs/run", "Folder of the run.")
     overwrite: bool = flag(False, "Delete another run, or this one finished, from --output_dir.")
-    global_batch_size: int | None = flag(None, "Sequences per step over all devices, from which accumulation follows.")
+    global_batch_size: int | None = flag(None, "Sequences per step over all devices; shares and accumulation follow.")
     num_threads: int | None = flag(None, "Threads of a process, by default OMP_NUM_THREADS or a launcher's cores.")
     license: str = flag("apache-2.0", "Licence of the weights, for the model card.")
     language: str = flag("en", "Language of the text, for the model card.")
@@ -95,7 +95,7 @@ def prepare(training: RunArguments, given: dict[str, Any]) -> None:
     elif checkpoint is not None and not Path(str(checkpoint)).is_dir():
         raise UserError(f"--resume_from_checkpoint {checkpoint} is no folder; leave it out to go on with the newest.")
     if training.global_batch_size is not None:
-        training.gradient_accumulation_steps = accumulation_steps(training, training.global_batch_size)
+        divide_batch(training, training.global_batch_size)
 
 
 def training_identity(training: TrainingArguments, decides: dict[str, Any]) -> RunIdentity:
@@ -121,14 +121,22 @@ def global_batch(training: TrainingArguments) -> int:
     return training.train_batch_size * training.world_size * training.gradient_accumulation_steps
 
 
-def accumulation_steps(training: TrainingArguments, global_batch_size: int) -> int:
-    """How many batches of all devices make one optimizer step; a `UserError` if no whole number of them does."""
-    each, devices = training.per_device_train_batch_size, training.world_size
+def divide_batch(training: TrainingArguments, global_batch_size: int) -> None:
+    """
+    Set accumulation so that a step has this many sequences; a `UserError` if no whole number of batches makes one.
+
+    Where all devices would read more at once, each reads its share: the global batch decides the result, and theirs
+    does not, but for statistics of a batch norm, which are each device's own.
+    """
+    devices = training.world_size
     at_once = training.train_batch_size * devices
+    if 0 < global_batch_size < at_once and global_batch_size % devices == 0:
+        at_once, training.per_device_train_batch_size = global_batch_size, global_batch_size // devices
     if global_batch_size % at_once or global_batch_size < 1:
+        each = training.per_device_train_batch_size
         read = f"what {devices} device(s) with --per_device_train_batch_size {each} read at once"
         raise UserError(f"--global_batch_size {global_batch_size} is not a multiple of {at_once}, {read}; change one.")
-    return global_batch_size // at_once
+    training.gradient_accumulation_steps = global_batch_size // at_once
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """ListOps: expressions against an evaluator of their text, limits, files, and what is said of bad ones."""
 
+import itertools
 import multiprocessing
 import os
 import signal
@@ -13,7 +14,15 @@ import pytest
 
 from experiments.arguments import UserError
 from experiments.lra import parallel
-from experiments.lra.listops import FILES, VOCABULARY, ListOpsLimits, generate_listops, make_rows, read_listops
+from experiments.lra.listops import (
+    FILES,
+    OPERATORS,
+    VOCABULARY,
+    ListOpsLimits,
+    generate_listops,
+    make_rows,
+    read_listops,
+)
 
 
 SHORT = ListOpsLimits(min_length=3, max_length=40, max_depth=5, max_args=5)
@@ -65,7 +74,10 @@ def rows_of(limits: ListOpsLimits, count: int) -> list[list[str]]:
     return [row.decode().rstrip("\n").split("\t") for row, _ in make_rows(limits, count, np.random.SeedSequence(1))]
 
 
-@pytest.mark.parametrize(("limits", "count"), [(SHORT, 10_000), (ListOpsLimits(), 100)])
+@pytest.mark.parametrize(
+    ("limits", "count"),
+    [(SHORT, 10_000), (ListOpsLimits(), 100), pytest.param(ListOpsLimits(), 10_000, marks=pytest.mark.slow)],
+)
 def test_values_are_right_and_limits_hold(limits, count):
     depths: set[int] = set()
     lengths: set[int] = set()
@@ -97,6 +109,29 @@ def test_the_grammar_is_the_published_one():
     assert num_args == pytest.approx(6, abs=0.2)
     np.testing.assert_allclose(counts[:10] / counts[:10].mean(), 1, atol=0.05)
     np.testing.assert_allclose(counts[10:14] / counts[10:14].mean(), 1, atol=0.05)
+
+
+def grow(generator: np.random.Generator, limits: ListOpsLimits, depth: int = 1) -> list[str]:
+    """A tree as the published generator grows it, node by node."""
+    if depth == limits.max_depth or generator.random() > 0.25:
+        return [str(generator.integers(10))]
+    args = [grow(generator, limits, depth + 1) for _ in range(generator.integers(2, limits.max_args + 1))]
+    return [OPERATORS[generator.integers(4)], *itertools.chain(*args), "]"]
+
+
+def test_trees_are_as_large_and_deep_as_the_published_ones():
+    limits, generator = ListOpsLimits(0, 2000, 4, 10), np.random.default_rng(0)  # all trees fit
+    texts = (
+        [source for source, _ in rows_of(limits, 10_000)],
+        [" ".join(grow(generator, limits)) for _ in range(10_000)],
+    )
+    measured = []
+    for sources in texts:
+        depths = [evaluate(source)[1] for source in sources]
+        lengths = [len(source.replace("(", "").replace(")", "").split()) for source in sources]
+        measured.append((np.mean(np.array(depths) == 1), np.mean(depths), np.mean(lengths)))
+    assert measured[0] == pytest.approx(measured[1], rel=0.06)
+    assert measured[0][0] == pytest.approx(0.75, abs=0.02)  # digits alone
 
 
 def test_files_are_the_same_for_any_number_of_processes(tmp_path):

@@ -1,16 +1,22 @@
 """Sequences of Long Range Arena: padded, cut, read from what people have, and refused in one line."""
 
+import importlib
 import pickle
 import tarfile
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
+import PIL.Image
 import pytest
 import torch
+from datasets import ClassLabel, Dataset, Features, Image, Value
 
 from experiments.arguments import UserError
 from experiments.lra import images, texts
 from experiments.lra.examples import Examples, collate
 from experiments.lra.pretraining import MaskedCollator
+from experiments.lra.tasks import LraArguments, load_parts
 
 
 ROWS = [np.array([3, 1, 2]), np.array([0]), np.array([255, 254]), np.array([7, 7, 7, 7])]
@@ -102,6 +108,55 @@ def test_noise_is_uniform_bounded_and_seeded(arrays):
     assert noisy["train"].fingerprint() != images.add_noise(parts, 8, seed=2)["train"].fingerprint()
 
 
+def test_pictures_are_read_from_the_hub(arrays, tmp_path):
+    """A folder of parquet files is read as what lies there."""
+    train, train_labels, test, test_labels = arrays
+    train[0], train[1], train[2] = [255, 0, 0], [0, 255, 0], [0, 0, 255]
+    columns = Features(img=Image(), label=ClassLabel(names=list(images.CLASSES)))
+    for part, pictures, labels in (("train", train, train_labels), ("test", test, test_labels)):
+        rows = {"img": [PIL.Image.fromarray(picture) for picture in pictures], "label": labels.tolist()}
+        Dataset.from_dict(rows, columns).to_parquet(tmp_path / f"{part}.parquet")
+    parts = images.load_images(str(tmp_path), None, str(tmp_path / "cache"))
+    assert {part: len(examples) for part, examples in parts.items()} == {"train": 45, "validation": 5, "test": 10}
+    assert [set(parts["train"].sequence(n).tolist()) for n in range(3)] == [{76}, {150}, {29}]  # red, green and blue
+    same = images.split_images(arrays, "here")
+    assert [parts[part].fingerprint() for part in parts] == [same[part].fingerprint() for part in parts]
+
+
+def test_reviews_are_read_from_the_hub(tmp_path):
+    for part in ("train", "test"):
+        rows = {"text": [f"{n % 2} {part} {n:02}" for n in range(40)], "label": [n % 2 for n in range(40)]}
+        columns = Features(text=Value("string"), label=ClassLabel(names=["neg", "pos"]))
+        Dataset.from_dict(rows, columns).to_parquet(tmp_path / f"{part}.parquet")
+    parts = texts.load_reviews(str(tmp_path), None, str(tmp_path / "cache"), 100)
+    assert {part: len(examples) for part, examples in parts.items()} == {"train": 36, "validation": 4, "test": 40}
+    read = {
+        part: [bytes(examples.sequence(n)).decode() for n in range(len(examples))] for part, examples in parts.items()
+    }
+    for part, found in read.items():
+        assert [int(text[0]) for text in found] == parts[part].labels.tolist()
+    assert sorted(parts["validation"].labels) == [0, 0, 1, 1]
+    assert sorted(read["train"] + read["validation"]) == sorted(f"{n % 2} train {n:02}" for n in range(40))
+    assert read["test"] == [f"{n % 2} test {n:02}" for n in range(40)]
+
+
+@pytest.mark.parametrize(
+    ("task_name", "generate"), [("listops", "generate_listops"), ("pathfinder", "generate_pathfinder")]
+)
+def test_what_is_made_is_made_once(task_name, generate, tmp_path, monkeypatch):
+    limits: dict[str, Any] = {"min_length": 8, "max_length": 40} if task_name == "listops" else {}
+    arguments = LraArguments(
+        task_name=task_name, num_generated=100, preprocessing_num_workers=1, cache_dir=str(tmp_path), **limits
+    )
+    first = load_parts(arguments)
+    module = importlib.import_module(f"experiments.lra.{task_name}")
+    monkeypatch.setattr(module, generate, lambda *args: pytest.fail("It is made again."))
+    again = load_parts(arguments)
+    assert [again[part].fingerprint() for part in again] == [first[part].fingerprint() for part in first]
+    with pytest.raises(pytest.fail.Exception, match="made again"):
+        load_parts(replace(arguments, generation_seed=1))
+
+
 def test_pictures_that_are_none_are_refused(arrays, tmp_path):
     train, train_labels, test, test_labels = arrays
     np.savez(tmp_path / "a.npz", x_train=train)
@@ -112,6 +167,8 @@ def test_pictures_that_are_none_are_refused(arrays, tmp_path):
     np.savez(tmp_path / "g.npz", **wholes | {"x_train": train.astype(int) - 128})
     np.savez(tmp_path / "h.npz", **wholes | {"x_train": train[:9], "y_train": train_labels[:9]})
     np.savez(tmp_path / "i.npz", **wholes | {"x_train": train.astype(str)})
+    np.savez(tmp_path / "j.npz", **wholes | {"x_train": train.reshape(50, 16, 64, 3)})
+    np.savez(tmp_path / "k.npz", **wholes | {"x_test": test[..., 0].reshape(10, 64, 16)})
     (tmp_path / "d.tar.gz").write_bytes(b"no archive")
     (tmp_path / "e").mkdir()
 
@@ -130,6 +187,8 @@ def test_pictures_that_are_none_are_refused(arrays, tmp_path):
         ("g.npz", "pixels from -128 to 127; they must"),
         ("h.npz", "has 9 training pictures; give at least 10"),
         ("i.npz", "cannot be read as pictures"),
+        ("j.npz", "pictures of 16 x 64 pixels; they must be 32 x 32"),
+        ("k.npz", "pictures of 64 x 16 pixels; they must be 32 x 32"),
         ("e", "print is not part of CIFAR-10"),
     ):
         with pytest.raises(UserError, match=message):
@@ -178,6 +237,27 @@ def test_reviews_are_read_from_folders_and_tables(tmp_path):
     (tmp_path / "c").mkdir()
     with pytest.raises(UserError, match="neither a folder train nor a table"):
         texts.read_reviews(tmp_path / "c", 9)
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        ("0 1", r"here has 1 training text\(s\) with the label neg; give at least 2, of which one chooses the model"),
+        ("0 0 0 1", r"1 training text\(s\) with the label pos"),
+        ("1 1 1", r"0 training text\(s\) with the label neg"),
+        ("0 0", r"0 training text\(s\) with the label pos"),
+    ],
+)
+def test_both_labels_are_trained_and_validated(tmp_path, labels, message):
+    folder = tmp_path / "here"
+    folder.mkdir()
+    for part, of_part in (("train", labels), ("test", "0 1")):
+        rows = [f"text {n},{label}" for n, label in enumerate(of_part.split())]
+        (folder / f"{part}.csv").write_text("\n".join(["text,label", *rows]))
+    with pytest.raises(UserError, match=message):
+        texts.read_reviews(folder, 9)
+    (folder / "train.csv").write_text("text,label\na,0\nb,1\nc,0\nd,1\n")
+    assert sorted(texts.read_reviews(folder, 9)["train"].labels) == [0, 1]
 
 
 def test_other_data_sets_say_what_they_lack(tmp_path):

@@ -1,6 +1,7 @@
 """Pathfinder: labels by following the drawn contours, classes that nothing else tells apart, files and bad ones."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -59,6 +60,29 @@ def test_following_a_contour_gives_the_label(scenes):
         assert (on[0] == on[1]) == label
         assert markers[0] != markers[1]
         assert (abs(walk(paddles, made.parameters, markers[0]) - markers[1]) < 1e-9) == label
+
+
+def reached(image: np.ndarray, start: complex, reach: float) -> np.ndarray:
+    """The bright pixels that lead to `start` by steps of at most `reach`, as complex numbers."""
+    rows, columns = np.nonzero(image > 64)
+    waiting, found = columns + 0.5 + 1j * (rows + 0.5), np.array([start])
+    new = found
+    while len(new):
+        near = (np.abs(waiting[:, None] - new) <= reach).any(axis=1)
+        new, waiting = waiting[near], waiting[~near]
+        found = np.concatenate([found, new])
+    return found
+
+
+def test_what_is_drawn_joins_the_markers_of_a_contour(scenes):
+    """In thin lines, eight times as large: gaps are at most 16 pixels then, and other lines at least 20 away."""
+    made, labels = scenes
+    lengths = ("image_size", "padding", "paddle_length", "paddle_margin", "seed_distance")
+    large = {name: 8 * getattr(made.parameters, name) for name in lengths}
+    thin = {"paddle_thickness": 1, "marker_radius": 1, "antialias_scale": 1}
+    images = Scenes(8 * made.paddles, 8 * made.markers, replace(made.parameters, **large, **thin)).draw()
+    for image, (first, second), label in list(zip(images, 8 * made.markers, labels, strict=True))[:20]:
+        assert (np.abs(reached(image, first, 18) - second).min() < 2) == label
 
 
 def test_contours_are_curved_dashes_that_do_not_touch(scenes):

@@ -18,7 +18,7 @@ from experiments.comparisons.stages import Stage, start_of
 from experiments.comparisons.tables import TABLES
 from experiments.glue.tasks import TASKS
 from experiments.lra.models import build_model
-from experiments.lra.published import TASK_NAMES
+from experiments.lra.published import TASK_NAMES, published_figures
 from experiments.lra.tasks import TASKS as LRA_TASKS
 from experiments.models import ModelArguments, build_config
 from experiments.runs import read_runs
@@ -208,7 +208,52 @@ def test_the_paper_s_recipes_of_long_range_arena():
     }
 
 
+def test_the_paper_s_best_values_of_long_range_arena():
+    rows = {}
+    for task in TASK_NAMES:
+        file = CONFIGURATION / "lra" / "best" / f"{task}.yaml"
+        model, arguments, training = parse_args(run_lra.ARGUMENTS, ["--recipe", str(file), "--use_cpu"])
+        config = build_model(model, LRA_TASKS[task], arguments.length, False, seed=0).config
+        counts = (config.num_segments, config.num_landmark_tokens, config.num_landmark_features)
+        dropouts = (config.hidden_dropout_prob, config.attention_probs_dropout_prob, config.smoother_dropout_prob)
+        optimisation = (training.num_train_epochs, training.learning_rate, training.weight_decay)
+        rows[task] = (*optimisation, training.global_batch_size, counts, dropouts)
+    assert rows == {
+        "listops": (10, 1e-4, 1e-2, 32, (8, 8, 8), (0, 0, 0)),
+        "text": (30, 1e-4, 1e-2, 32, (16, 32, 8), (0.5, 0.1, 0.5)),  # ours: the paper does not say all of its
+        "retrieval": (15, 1e-4, 1e-2, 32, (8, 32, 32), (0.1, 0.1, 0.1)),
+        "image": (60, 1e-3, 1e-2, 256, (8, 16, 16), (0.5, 0.1, 0.5)),
+        "pathfinder": (100, 1e-4, 1e-2, 256, (8, 128, 32), (0.1, 0.1, 0.5)),
+    }
+
+
+def test_rows_of_the_paper_s_analyses_have_its_figures():
+    """Of Image, by the names of the rows; the ablation's are losses."""
+    impact = {"r-8-s1-8-s2-8": 53.90, "r-1": 51.36, "r-16": 54.20, "r-32": 53.73, "r-64": 51.28, "s1-32": 54.92}
+    impact |= {"s1-64": 51.22, "s1-128": 49.08, "s1-256": 46.24, "s2-1": 40.97, "s2-4": 46.74, "s2-16": 54.11}
+    impact |= {"s2-32": 51.66}
+    losses = {"whole": 0, "no-Fourier-convolution": 5.64, "no-convolution-stem": 1.76, "no-feature-attention": 10.63}
+    losses |= {"no-token-attention": 2.64}
+    ablation = {name: 53.90 - loss for name, loss in losses.items()}
+    for name, figures in (("lra_impact_image", impact), ("lra_ablation_image", ablation)):
+        (stage,) = TABLES[name].stages
+        recipes = ["--recipe", *(str(CONFIGURATION / path) for path in stage.recipes), "--use_cpu"]
+        unpublished = ["no-smoother"] if figures is ablation else []
+        assert list(stage.rows()) == [*figures, *unpublished]
+        for row, words in stage.rows().items():
+            model, arguments, _ = parse_args(run_lra.ARGUMENTS, [*recipes, *words])
+            config = build_model(model, LRA_TASKS["image"], arguments.length, False, seed=0).config
+            setting = published_figures("image", config, 0)["setting"]
+            assert setting == (None if row in unpublished else pytest.approx(figures[row] / 100)), row
+
+
 def test_rows_of_a_second_stage_start_from_those_of_the_first():
+    for task in TASK_NAMES:
+        first, second = TABLES[f"lra_self_pretraining_{task}"].stages
+        assert {start_of(row) for row in second.rows().values()} == {*first.rows(), ""}
+        for name in first.rows():
+            assert start_of(second.rows()[name]) == name
+            assert start_of(second.rows()[f"{name}-scratch"]) == ""
     for name in ("authorship", "glue"):
         first, second = TABLES[name].stages
         assert {start_of(row) for row in second.rows().values()} == set(first.rows()) - {"BERT-wide"}

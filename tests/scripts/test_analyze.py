@@ -1,6 +1,7 @@
 """What is found out about trained models."""
 
 import json
+import re
 import sys
 
 import pytest
@@ -8,6 +9,13 @@ from transformers import BertConfig, BertForMaskedLM
 
 import analyze
 from experiments.arguments import UserError
+from experiments.comparisons import report
+from experiments.comparisons.report import write_table
+from experiments.comparisons.stages import Outcome
+from experiments.comparisons.tables import TABLES
+from experiments.lra.published import ROWS, TASK_NAMES, published_figures
+from experiments.lra.tasks import TASKS as LRA_TASKS
+from experiments.results import describe_environment
 from modeling_sktformer import SKTformerConfig, SKTformerForMaskedLM
 from support.glue_rows import make_tokenizer
 
@@ -63,5 +71,58 @@ def test_what_cannot_be_lengthened_is_refused(tmp_path, run, monkeypatch):
         run("--model_name_or_path", bert, "--factors", 1)
     for argv in ([], ["widening"]):
         monkeypatch.setattr(sys, "argv", ["analyze.py", *argv])
-        with pytest.raises(UserError, match="write lengthening or incoherence first"):
+        with pytest.raises(UserError, match="write lengthening or incoherence or lra first"):
             analyze.main()
+
+
+def write_lra_table(task, rows, seeds, folder):
+    """The table of a task as reproduce.py writes it, whose rows have these accuracies with each seed."""
+    table = TABLES[f"lra_{task}"]
+    (stage,) = table.stages
+    shared = {"published": published_figures(task, SKTformerConfig(), 0), "history": [], "step_time_ms": 1.0}
+    shared |= {"max_length": LRA_TASKS[task].max_length, "eval_test_samples": 500, "parameters": 1000}
+    shared |= {"environment": describe_environment(), "model_type": "sktformer"}
+    cell = stage.cases[0].key
+    outcomes = {
+        (row, cell): Outcome(1e-3, metrics=[shared | {"eval_test_accuracy": value} for value in values])
+        for row, values in rows.items()
+    }
+    write_table(f"lra_{task}", table, [outcomes], {}, seeds, folder)
+
+
+def test_tables_of_tasks_are_joined(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(report, "_plot", lambda *args: [])
+    monkeypatch.setattr(sys, "argv", ["analyze.py", "lra", "--results_dir", str(tmp_path)])
+    with pytest.raises(UserError, match=r"has no lra_TASK.json; write it with `reproduce.py lra_TASK"):
+        analyze.main()
+    for number, task in enumerate(TASK_NAMES):
+        rows = {"SKTformer": [0.5, 0.6 + number / 100], **({} if task == "text" else {"BERT": [0.25, 0.25]})}
+        write_lra_table(task, rows, [0, 1], tmp_path)
+    analyze.main()
+    printed = re.sub(" +", " ", capsys.readouterr().out)
+    assert "| SKTformer | 55.00 | 55.50 | 56.00 | 56.50 | 57.00 | 56.00 |" in printed
+    assert "| BERT | 25.00 | - | 25.00 | 25.00 | 25.00 | - |" in printed
+    for mean, row in ((64.11, "SKTformer"), (66.08, "SKTformer, best"), (55.16, "FNet")):
+        figures = " | ".join(f"{value:.2f}" for value in ROWS[f"{row} (paper)"].values())
+        assert f"| {row} (paper) | {figures} | {mean} |" in printed
+    assert "| Text | 1,000 | 500 | 0, 1 | [lra_text.md](lra_text.md) |" in printed
+    results = json.loads((tmp_path / "lra.json").read_text())
+    assert results["means"]["SKTformer"] == pytest.approx(56)
+    # Of some of the tasks there is no mean.
+    (tmp_path / "lra_image.json").unlink()
+    analyze.main()
+    assert "| SKTformer | 55.00 | 55.50 | 56.00 | - | 57.00 | - |" in re.sub(" +", " ", capsys.readouterr().out)
+    (tmp_path / "lra_image.json").write_text('{"columns": []}')
+    with pytest.raises(UserError, match=r"lra_image.json is no table of `reproduce.py lra_image`"):
+        analyze.main()
+
+
+@pytest.mark.parametrize("name", analyze.TABLES)
+def test_analyses_that_are_tables_say_their_command(name, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["analyze.py", name, "--data_dir", "x"])
+    with pytest.raises(
+        UserError, match=rf"`{name}` is a table .*write `python scripts/reproduce\.py lra_{name}"
+    ) as error:
+        analyze.main()
+    table = str(error.value).partition("reproduce.py ")[2].rstrip("`.")
+    assert all(table.replace("TASK", task) in TABLES for task in TASK_NAMES)

@@ -71,6 +71,24 @@ def test_smoothers_are_read_without_their_padding():
     assert torch.allclose(torch.einsum("cij,jc->ic", circular, segments), after, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--tasks", "pathfinder", "retrieval"], "--tasks retrieval: pairs of inputs are not measured; leave it out"),
+        (["--run_flags=--model_type bert"], "--run_flags '--model_type bert': the model has no Fourier convolution"),
+        (["--run_flags=--config_overrides use_smoother=false"], "the model has no Fourier convolution"),
+        (["--run_flags=--config_overrides use_fourier_convolution=false"], "the model has no Fourier convolution"),
+        (["--ranks", "65"], "--ranks 65: the model has 64 columns"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_before_training(flags, message, tmp_path, monkeypatch):
+    monkeypatch.setattr(analysis, "execute_runs", lambda *args: pytest.fail("It trains."))
+    monkeypatch.setattr(sys, "argv", ["analyze.py", "incoherence", "--output_dir", str(tmp_path / "runs"), *flags])
+    with pytest.raises(UserError, match=message):
+        analyze.main()
+    assert not (tmp_path / "runs").exists()
+
+
 @pytest.mark.slow
 def test_the_analysis_trains_measures_and_draws(tmp_path, monkeypatch, capsys):
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
@@ -87,7 +105,8 @@ def test_the_analysis_trains_measures_and_draws(tmp_path, monkeypatch, capsys):
     ]
     monkeypatch.setattr(sys, "argv", argv)
     analyze.main()
-    values = json.loads((tmp_path / "results" / "incoherence.json").read_text())["values"]["Pathfinder"]
+    results = json.loads((tmp_path / "results" / "incoherence.json").read_text())
+    values = results["values"]["Pathfinder"]
     assert {name: len(of_name) for name, of_name in values.items()} == {
         "layer 1, rank 4, before": 6,
         "layer 1, rank 4, after": 6,
@@ -96,6 +115,9 @@ def test_the_analysis_trains_measures_and_draws(tmp_path, monkeypatch, capsys):
     assert "--run_name pathfinder" in (tmp_path / "runs" / "pathfinder.log").read_text()
     printed = capsys.readouterr().out
     assert "after 2 steps of training" in printed
+    source = "pathfinder-100-seed-0.npz"
+    assert f"Measured on Pathfinder: 6 examples of {source}, at most 1,024 values long." in printed
+    assert results["data"] == {"Pathfinder": {"length": 1024, "test_examples": 6, "source": source}}
     assert f"{np.mean(values['layer 1, rank 4, after']):.2f} ± " in printed
     assert (tmp_path / "results" / "incoherence.png").read_bytes().startswith(b"\x89PNG")
     for bad, message in ((["--tasks", "chess"], "no such task"), (["--ranks", "0"], "at least 1")):

@@ -132,6 +132,19 @@ def test_a_table_is_a_description(make, stage, tmp_path, capsys):
         assert flags in log
 
 
+def test_of_one_seed_there_is_no_mean(make, stage, monkeypatch):
+    titles = []
+    monkeypatch.setattr(report, "plot_mean_curves", lambda *args: titles.append(args[2]))
+    monkeypatch.setattr(report, "plot_task_scores", lambda *args: titles.append(args[3]))
+    text, _ = make([stage], "--seeds", 1)
+    assert cells(text, "ours") == ["1,234,567", "5.000", "4.900", "100", "0.001", "0.001"]
+    assert "\n- One seed, 1; of times the median.\n" in text
+    make([replace(stage, drawn_by_row=2)], "--seeds", 1)
+    assert titles == ["short: evaluation loss, one seed", "long: evaluation loss, one seed", "A table\none seed"]
+    make([replace(stage, drawn_by_row=2)], "--seeds", 1, 2)
+    assert titles[3:] == ["A table\nmean and standard deviation"]
+
+
 def test_curves_are_drawn_against_steps_and_time_and_scores_by_row(make, stage, tmp_path, monkeypatch):
     (case, _), curve = stage.cases, stage.curves[0]
     text, _ = make([replace(stage, cases=(case,), curves=(curve, replace(curve, against="minutes of training")))])
@@ -287,9 +300,9 @@ def test_a_second_stage_starts_from_the_runs_of_the_first(make, stage, tmp_path)
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--seeds", 1], "--seeds 1: give two or more"),
-        (["--seeds", 1, 1], "--seeds 1 1: give two or more"),
+        (["--seeds", 1, 1], "--seeds 1 1: give each once"),
         (["--seeds", 1, 100], "100 is the seed that chooses"),
+        (["--seeds", 100], "100 is the seed that chooses"),
         (["--search_steps", 0], "--search_steps is 0"),
         (["--data_dir", "x"], "The table test takes no --data_dir"),
         (["--learning_rate", 1], "unrecognized|--learning_rate"),

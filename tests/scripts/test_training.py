@@ -20,6 +20,7 @@ from experiments.training import (
     RunArguments,
     describe_steps,
     finish_trackers,
+    global_batch,
     prepare,
     training_identity,
     upload_run,
@@ -82,6 +83,34 @@ def test_the_last_evaluation_is_not_made_twice(tmp_path):
 def test_a_batch_holds_something(tmp_path, name):
     with pytest.raises(UserError, match=f"--{name} is 0; it must be at least 1"):
         prepare(arguments(tmp_path, f"--{name}", "0"), {})
+
+
+@pytest.mark.parametrize(
+    ("devices", "each", "total", "expected"),
+    [
+        (1, 8, 8, (8, 1)),
+        (1, 8, 32, (8, 4)),
+        (1, 8, 4, (4, 1)),  # one batch would be more than a step
+        (2, 256, 256, (128, 1)),
+        (8, 64, 256, (32, 1)),
+        (2, 32, 256, (32, 4)),
+    ],
+)
+def test_a_device_reads_at_most_its_share_of_the_global_batch(tmp_path, monkeypatch, devices, each, total, expected):
+    monkeypatch.setattr(RunArguments, "world_size", devices)
+    batches = ["--global_batch_size", str(total), "--per_device_train_batch_size", str(each)]
+    training = arguments(tmp_path, *batches)
+    prepare(training, {})
+    assert (training.per_device_train_batch_size, training.gradient_accumulation_steps) == expected
+    assert global_batch(training) == total
+
+
+@pytest.mark.parametrize(("devices", "total"), [(1, 12), (2, 24), (3, 16), (2, 5), (2, 0), (1, -8)])
+def test_a_global_batch_that_cannot_be_divided_is_refused(tmp_path, monkeypatch, devices, total):
+    monkeypatch.setattr(RunArguments, "world_size", devices)
+    message = rf"--global_batch_size {total} is not a multiple of {8 * devices}, what {devices} device.*_batch_size 8 "
+    with pytest.raises(UserError, match=message):
+        prepare(arguments(tmp_path, "--global_batch_size", str(total)), {})
 
 
 def test_a_best_model_needs_a_metric_that_is_measured(tmp_path):

@@ -22,7 +22,7 @@ from experiments.arguments import CONFIGURATION, UserError, flag, parse_command,
 from experiments.fine_tuning import read_metrics
 from experiments.lra.examples import collate
 from experiments.lra.jobs import LraTrainingArguments
-from experiments.lra.models import LraModelArguments
+from experiments.lra.models import LraModelArguments, build_model
 from experiments.lra.published import published_incoherence
 from experiments.lra.tasks import TASKS, LraArguments, load_parts
 from experiments.plots import plot_distributions
@@ -40,7 +40,9 @@ STAGES = ("before", "after")
 class IncoherenceArguments:
     """What is trained and measured."""
 
-    tasks: list[str] = flag(["text", "pathfinder"], f"Of {', '.join(TASKS)}.")
+    tasks: list[str] = flag(
+        ["text", "pathfinder"], f"Of {', '.join(name for name in TASKS if TASKS[name].per_example == 1)}."
+    )
     run_flags: str = flag("", "Further flags of all runs, in quotes; {task} is the task: '--data_dir data/{task}'.")
     ranks: list[int] = flag([16, 32], "Singular vectors that count.")
     num_examples: int = flag(200, "Test examples of each task.")
@@ -49,12 +51,15 @@ class IncoherenceArguments:
     def __post_init__(self) -> None:
         if unknown := sorted(set(self.tasks) - set(TASKS)):
             raise UserError(f"--tasks {' '.join(unknown)}: there is no such task; there are {', '.join(TASKS)}.")
+        if pairs := [task for task in self.tasks if TASKS[task].per_example > 1]:
+            raise UserError(f"--tasks {' '.join(pairs)}: pairs of inputs are not measured; leave it out.")
         if min(self.ranks, default=0) < 1:
             raise UserError(f"--ranks {' '.join(map(str, self.ranks))}: give whole numbers of at least 1.")
         require_at_least(2, self, "num_examples")
 
 
 ARGUMENTS = (IncoherenceArguments, results.ResultsArguments)
+_GROUPS = (LraModelArguments, LraArguments, LraTrainingArguments)
 
 
 def incoherence(matrices: torch.Tensor, rank: int) -> torch.Tensor:
@@ -76,29 +81,40 @@ def analyze(arguments: IncoherenceArguments, places: results.ResultsArguments) -
     """
     Write `incoherence.md`, `.json` and `.png`: train each task for the steps in the table of runs, then measure the
     input of each layer's smoother and what its Fourier convolution makes of it, on test examples. Raises a `UserError`
-    if a run fails, its data cannot be had, or a rank is larger than the model is wide.
+    if a run fails, its data cannot be had, a rank is larger than the model is wide, or the model has no convolution.
     """
     runs = {}
     for task in arguments.tasks:
         words = [word.format(task=task, configuration=CONFIGURATION) for word in read_runs(RUNS)["SKTformer"]]
         flags = (*words, *shlex.split(arguments.run_flags.replace("{task}", task)))
         runs[task] = Run("run_lra.py", flags, Path(arguments.output_dir) / task)
+        _check_model(task, flags, arguments)
     execute_runs(list(runs.values()), choose_launcher(None), "incoherence")
-    measured = {TASKS[task].title: _measure(run, arguments) for task, run in runs.items()}
+    found = {TASKS[task].title: _measure(run, arguments) for task, run in runs.items()}
+    measured, data = ({title: of_task[part] for title, of_task in found.items()} for part in (0, 1))
     figures = {TASKS[task].title: published_incoherence(task) for task in runs}
     steps = sorted({read_metrics(run.folder)["history"][-1]["step"] for run in runs.values()})
-    return write_report(Path(places.results_dir) / "incoherence", measured, figures, steps)
+    return write_report(Path(places.results_dir) / "incoherence", measured, data, figures, steps)
 
 
-def _measure(run: Run, arguments: IncoherenceArguments) -> dict[str, np.ndarray]:
-    """By layer, rank and stage, a value for each example."""
+def _check_model(task: str, flags: Sequence[str], arguments: IncoherenceArguments) -> None:
+    """Find out before training, and not after it, that there is nothing to measure."""
+    of_model, of_task, _ = parse_command(_GROUPS, argv=flags).groups
+    model = build_model(of_model, TASKS[task], of_task.length, False, seed=0)
+    if not any(isinstance(module, FourierConvolution) for module in model.modules()):
+        remedy = "take an SKTformer with all parts of its smoother"
+        raise UserError(f"--run_flags {arguments.run_flags!r}: the model has no Fourier convolution; {remedy}.")
+    if max(arguments.ranks) > model.config.hidden_size:
+        raise UserError(f"--ranks {max(arguments.ranks)}: the model has {model.config.hidden_size} columns.")
+
+
+def _measure(run: Run, arguments: IncoherenceArguments) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """By layer, rank and stage, a value for each example; and what the examples are."""
     recipe = ["--recipe", str(run.folder / ARGUMENTS_FILE)]
-    _, of_task, _ = parse_command((LraModelArguments, LraArguments, LraTrainingArguments), argv=recipe).groups
+    _, of_task, _ = parse_command(_GROUPS, argv=recipe).groups
     test = load_parts(of_task)["test"]
     test = test.select(np.linspace(0, len(test) - 1, min(len(test), arguments.num_examples)).astype(int))
     model = AutoModelForSequenceClassification.from_pretrained(run.folder).eval()
-    if max(arguments.ranks) > model.config.hidden_size:
-        raise UserError(f"--ranks {max(arguments.ranks)}: the model has {model.config.hidden_size} columns.")
     values: dict[str, list[float]] = {}
     batches = DataLoader(test, batch_size=8, collate_fn=collate)  # type: ignore[arg-type]
     for batch in tqdm(batches, f"{of_task.task_name}, incoherence", disable=None):
@@ -109,7 +125,8 @@ def _measure(run: Run, arguments: IncoherenceArguments) -> dict[str, np.ndarray]
                     values.setdefault(f"layer {layer}, rank {rank}, {stage}", []).extend(found)
     if min(map(len, values.values())) < 2:
         raise UserError(f"--ranks {max(arguments.ranks)}: hardly any input of {of_task.task_name} has so many tokens.")
-    return {name: np.array(of_name) for name, of_name in values.items()}
+    data = {"length": of_task.length, "test_examples": len(test), "source": test.source}
+    return {name: np.array(of_name) for name, of_name in values.items()}, data
 
 
 @torch.no_grad()
@@ -132,6 +149,7 @@ def smoother_inputs(model: Any, batch: Mapping[str, torch.Tensor]) -> Iterator[t
 def write_report(
     path: Path,
     measured: dict[str, dict[str, np.ndarray]],
+    data: dict[str, dict[str, Any]],
     published: dict[str, dict[str, float]],
     steps: Sequence[int],
 ) -> str:
@@ -147,15 +165,20 @@ def write_report(
             cells = [f"{v.mean():.2f} ± {v.std(ddof=1):.2f}" for v in found]
             rows.append([task, case, *cells, *("" if figure is None else f"{figure:.2f}" for figure in paper)])
     plot_distributions(measured, path.with_suffix(".png"), "Incoherence before and after the Fourier convolution")
+    of = [
+        f"{task}: {facts['test_examples']:,} examples of {facts['source']}, at most {facts['length']:,} values long"
+        for task, facts in data.items()
+    ]
     lists = {task: {name: v.tolist() for name, v in values.items()} for task, values in measured.items()}
     return results.write_results(
         path,
-        {"command": command, "environment": environment, "values": lists},
+        {"command": command, "environment": environment, "data": data, "values": lists},
         [
             "# Incoherence before and after the Fourier convolution",
             f"Definition 1 of the paper, after {' or '.join(map(str, steps))} steps of training: mean and standard "
             "deviation over test examples. The paper's figures are after 100 steps; of which layer it does not say.",
             "\n".join(results.format_table(header, rows)),
+            f"Measured on {'; '.join(of)}.",
             f"![Incoherence]({path.name}.png)",
             results.format_origin(environment, command, [environment["commit"]]),
         ],

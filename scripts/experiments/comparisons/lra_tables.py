@@ -1,5 +1,6 @@
 """The tables of Long Range Arena: the tasks, learning curves, noise, the paper's analyses and self-pretraining."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from experiments.comparisons.stages import Case, Curve, Measure, Stage, Table
@@ -8,13 +9,6 @@ from experiments.lra.published import CURVE_STEPS, NOISES, ROWS, TASK_NAMES
 
 _TITLES = dict(zip(TASK_NAMES, ("ListOps", "Text", "Retrieval", "Image", "Pathfinder"), strict=True))
 _DATA = ("data_dir", "dataset_name", "cache_dir")
-# What a number is of, and what it takes.
-_COSTS = (
-    Measure("length", "max_length", format=",.0f", pooled=True),
-    Measure("test examples", "eval_test_samples", format=",.0f", pooled=True),
-    Measure("parameters", "parameters", format=",.0f", pooled=True),
-    Measure("step (ms)", "step_time_ms", format=".0f", pooled=True),
-)
 _SETTING = Measure("the same in the paper (%)", "published.setting", format=".2f", factor=100, pooled=True)
 _TEXT = (
     "{0[global_batch_size]} sequences a step, weight decay {0[weight_decay]}; everything else in the recipe "
@@ -31,6 +25,17 @@ _NOTES = (
 
 def _accuracy(title: str, key: str = "eval_test_accuracy", rows: tuple[tuple[str, str], ...] = ()) -> Measure:
     return Measure(title, key, "highest", ".2f", 100, baselines=rows)
+
+
+def _costs(published: Iterable[str] = ()) -> tuple[Measure, ...]:
+    """What a number is of, and what it takes; of rows of the paper the length."""
+    lengths = tuple((row, "published.length") for row in published)
+    return (
+        Measure("length", "max_length", format=",.0f", pooled=True, baselines=lengths),
+        Measure("test examples", "eval_test_samples", format=",.0f", pooled=True),
+        Measure("parameters", "parameters", format=",.0f", pooled=True),
+        Measure("step (ms)", "step_time_ms", format=".0f", pooled=True),
+    )
 
 
 def _stage(task: str, what: str, runs: str, cases: tuple[Case, ...], measures: tuple[Measure, ...]) -> Stage:
@@ -54,7 +59,7 @@ def _table(task: str, title: str, *stages: Stage) -> Table:
 def _whole(task: str) -> Table:
     """Table 1: the paper's recipe in full, with its best values, and others."""
     rows = tuple((name, f"published.rows.{name}") for name in ROWS)
-    measures = (_accuracy("accuracy (%)", rows=rows), *_COSTS)
+    measures = (_accuracy("accuracy (%)", rows=rows), *_costs(ROWS))
     return _table(task, "all of the paper's training", _stage(task, "", "lra", (Case(_TITLES[task]),), measures))
 
 
@@ -62,18 +67,14 @@ def _curves(task: str, num_steps: int) -> Table:
     """Accuracy on the test after so many steps, with the smoother and without, and others."""
     steps = [step for step in CURVE_STEPS if step <= num_steps]
     every = ("--eval_strategy", "steps", "--eval_steps", "500", "--save_strategy", "steps", "--save_steps", "500")
+    rows = {f"{which} smoother (paper)": f"published.curve.{which}" for which in ("with", "without")}
     measures = [
-        _accuracy(
-            f"after {step:,} steps",
-            f"curve.{step}",
-            tuple((f"{which} smoother (paper)", f"published.curve.{which}.{step}") for which in ("with", "without")),
-        )
+        _accuracy(f"after {step:,} steps", f"curve.{step}", tuple((row, f"{key}.{step}") for row, key in rows.items()))
         for step in steps
     ]
     case = Case(f"{_TITLES[task]}, {num_steps:,} steps", flags=("--test_curve", "true", *every), max_steps=num_steps)
-    stage = _stage(task, "curves", "lra_curves", (case,), (*measures, *_COSTS))
-    published = tuple((f"{which} smoother (paper)", f"published.curve.{which}") for which in ("with", "without"))
-    curve = Curve("test accuracy", "eval_test_accuracy", "accuracy (%)", 100, baselines=published)
+    stage = _stage(task, "curves", "lra_curves", (case,), (*measures, *_costs(rows)))
+    curve = Curve("test accuracy", "eval_test_accuracy", "accuracy (%)", 100, baselines=tuple(rows.items()))
     timed = replace(curve, against="minutes of training", baselines=())
     return _table(task, "learning curves", replace(stage, curves=(curve, timed)))
 
@@ -83,13 +84,13 @@ def _noise() -> Table:
     amplitudes = next(iter(NOISES.values()))
     measure = _accuracy("", rows=tuple((name, f"published.noise.{name}") for name in NOISES))
     cases = tuple(Case(f"noise {a}", f"noise-{a}", ("--noise", str(a)), max_steps=5000) for a in amplitudes)
-    stage = _stage("image", "noise", "lra_noise", cases, (measure,))
+    stage = _stage("image", "noise", "lra_noise", cases, (*_costs(NOISES), measure))
     return _table("image", "noise on the pixels", replace(stage, one_rate=True, has_mean=True, label="accuracy (%)"))
 
 
 def _analysis(task: str, runs: str, title: str) -> Table:
     """The impact of r, s1 and s2, or the ablation: the paper's figure beside ours."""
-    stage = _stage(task, runs, f"lra_{runs}", (Case(_TITLES[task]),), (_accuracy("accuracy (%)"), _SETTING, *_COSTS))
+    stage = _stage(task, runs, f"lra_{runs}", (Case(_TITLES[task]),), (_accuracy("accuracy (%)"), _SETTING, *_costs()))
     return _table(task, title, replace(stage, learning_rates=(), drawn_by_row=2, label="accuracy (%)"))
 
 
@@ -99,7 +100,7 @@ def _self_pretraining(task: str) -> Table:
     first = _stage(task, "masked", "lra_masked", (Case(_TITLES[task]),), (measure,))
     recipes = (*first.recipes, "lra/self_pretraining.yaml")
     last = _stage(
-        task, "self-pretrained", "lra_self_pretraining", (Case(_TITLES[task]),), (_accuracy("accuracy (%)"), *_COSTS)
+        task, "self-pretrained", "lra_self_pretraining", (Case(_TITLES[task]),), (_accuracy("accuracy (%)"), *_costs())
     )
     stages = (replace(first, recipes=recipes, learning_rates=()), replace(last, learning_rates=()))
     return _table(task, "masked self-pretraining on its own training inputs", *stages)

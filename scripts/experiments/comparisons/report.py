@@ -59,7 +59,8 @@ def write_table(
     names = dict.fromkeys([*rows, *(row for column in columns for row in column.values)])
     header, cells = ["", *(c.title for c in columns)], [[row, *(c.cell(row) or "-" for c in columns)] for row in names]
     beaten = _describe_floors(table.stages[-1], columns)
-    statistics_note = f"- Mean and standard deviation over seeds {', '.join(map(str, seeds))}; of times the median."
+    over = "Mean and standard deviation over seeds" if len(seeds) > 1 else "One seed,"
+    statistics_note = f"- {over} {', '.join(map(str, seeds))}; of times the median."
     paragraphs = [
         f"# {table.title}",
         table.text.format(*recipes, data=_describe_data(given, measured)),
@@ -155,6 +156,11 @@ def _describe_floors(stage: Stage, columns: Sequence[Column]) -> list[str]:
     return lines
 
 
+def _has_seeds(outcomes: Outcomes) -> bool:
+    """Whether there are several."""
+    return any(len(outcome.metrics) > 1 for outcome in outcomes.values())
+
+
 def _plot(name: str, table: Table, columns: Sequence[Column], outcomes: Outcomes, folder: Path) -> list[str]:
     """Draw what the last stage says that is drawn; gives the links."""
     stage = table.stages[-1]
@@ -171,7 +177,7 @@ def _plot(name: str, table: Table, columns: Sequence[Column], outcomes: Outcomes
         {line: {place: of(values) for place, values in of_line.items()} for line, of_line in scores.items()}
         for of in (statistics.mean, lambda values: statistics.stdev(values) if len(values) > 1 else 0.0)
     )
-    title = f"{table.title}\nmean and standard deviation"
+    title = f"{table.title}\n{'mean and standard deviation' if _has_seeds(outcomes) else 'one seed'}"
     plot_task_scores(means, spreads, folder / f"{name}.png", title, stage.label)
     return [f"![Scores]({name}.png)"]
 
@@ -182,7 +188,8 @@ def _plot_curves(name: str, stage: Stage, case: Case, outcomes: Outcomes, folder
         words = [name, case.key if len(stage.cases) > 1 else "", "" if curve is stage.curves[0] else curve.against]
         file = "-".join(filter(None, words)).replace(" ", "-") + ".png"
         curves = {row: [curve.points(metrics, case.minutes) for metrics in of_row] for row, of_row in measured.items()}
-        title = f"{case.title}: mean {curve.title} over the seeds, with their range"
+        over = "mean {} over the seeds, with their range" if _has_seeds(outcomes) else "{}, one seed"
+        title = f"{case.title}: {over.format(curve.title)}"
         longest = max((x for of_row in curves.values() for points in of_row for x, _ in points), default=0)
         known = {name: _look_up(next(iter(measured.values()))[0], key) for name, key in curve.baselines}
         references = {

@@ -42,8 +42,8 @@ class ComparisonArguments:
     output_dir: str = flag("runs/reproduce", "Folder of the runs, shared by all tables.")
 
     def __post_init__(self) -> None:
-        if len(self.seeds) < 2 or len({*self.seeds, SEARCH_SEED}) <= len(self.seeds):
-            hint = f"give two or more, each once; {SEARCH_SEED} is the seed that chooses learning rates"
+        if len({*self.seeds, SEARCH_SEED}) <= len(self.seeds):
+            hint = f"give each once; {SEARCH_SEED} is the seed that chooses learning rates"
             raise UserError(f"--seeds {' '.join(map(str, self.seeds))}: {hint}.")
         require_at_least(1, self, "search_steps", "parallel_runs")
 

@@ -126,7 +126,12 @@ def grow_pairs(count: int, p: PathfinderParameters, generator: np.random.Generat
 
 
 def _sow(count: int, p: PathfinderParameters, generator: np.random.Generator) -> np.ndarray:
-    """The first paddle of each contour, `seed_distance` apart."""
+    """
+    The first paddle of each contour, `seed_distance` apart.
+
+    Differs from the published generator: there the first seed, and not the middle between both, lies within
+    `seed_range` of the middle of the image.
+    """
     paddles = np.full((count, 2 * p.contour_length, 2), FAR, dtype=np.complex128)
     middle = p.image_size * (0.5 + 0.5j) + p.seed_range * (generator.uniform(-1, 1, (count, 2)) @ [1, 1j])
     half = p.seed_distance / 2 * _directions(generator, (count,))

@@ -94,11 +94,14 @@ def split_images(arrays: Any, source: str) -> dict[str, Examples]:
         lowest, highest = (of(initial=0) for of in (pictures.min, pictures.max))
         if not (0 <= lowest and highest <= 255) or (pictures.dtype.kind == "f" and highest <= 1):
             raise UserError(f"{source} has pixels from {lowest:g} to {highest:g}; they must be whole, from 0 to 255.")
+        sides = pictures.shape[1:3]  # which pictures given as rows of pixels have none of
         if pictures.ndim == 4:
             pictures = pictures @ _LUMA
         pictures = np.rint(pictures).astype(np.uint8).reshape(len(pictures), -1)
         if pictures.shape[1] != SIDE * SIDE:
             raise UserError(f"{source} has pictures of {pictures.shape[1]} pixels; they must be {SIDE} x {SIDE}.")
+        if len(sides) > 1 and sides != (SIDE, SIDE):
+            raise UserError(f"{source} has pictures of {sides[0]} x {sides[1]} pixels; they must be {SIDE} x {SIDE}.")
         labels = np.ravel(labels)
         if len(labels) != len(pictures) or not len(labels) or not set(np.unique(labels)) <= set(range(len(CLASSES))):
             raise UserError(f"{source} has {len(pictures)} pictures for {part} and labels that do not fit them.")

@@ -70,6 +70,7 @@ def make_job(command: Command, parts: Mapping[str, Examples]) -> Job:
     task, name = TASKS[arguments.task_name], model_arguments.model_name_or_path
     trains, masks = training.do_train, training.mask_probability is not None
     splits = {part: examples for part, examples in parts.items() if trains or part != "train"}
+    is_whole = not arguments.is_partial and arguments.length == task.max_length
     is_padded = any((part.lengths != arguments.length).any() for part in splits.values())
 
     def build() -> Any:
@@ -105,7 +106,7 @@ def make_job(command: Command, parts: Mapping[str, Examples]) -> Job:
             "source": splits["test"].source,
             "max_length": arguments.length,
             "noise": arguments.noise,
-            "published": published_figures(arguments.task_name, model.config, arguments.noise),
+            "published": published_figures(arguments.task_name, model.config, arguments.noise, is_whole),
         },
         write_card=partial(write_task_card, task, masks),
         **(masked if masks else classified),

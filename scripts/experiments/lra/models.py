@@ -36,7 +36,8 @@ class LraModelArguments(SizedModelArguments):
 
     model_name_or_path: str | None = flag(None, "Start from a model of this script: a folder or a name on the Hub.")
     model_type: str = flag(
-        _SKTFORMER, "Architecture of a new model: an encoder of transformers (bert, fnet, nystromformer, ...)."
+        _SKTFORMER,
+        "Architecture of a new model: an encoder of transformers with a masked LM (bert, fnet, nystromformer, ...).",
     )
     masked_dropout: float | None = flag(
         None, "Masked self-pretraining: every dropout of the model, in place of what the recipe of the task says."

@@ -12,6 +12,8 @@ def _by_task(*values: float) -> dict[str, float]:
     return dict(zip(TASK_NAMES, values, strict=True))
 
 
+# The longest inputs: symbols, bytes, bytes of each of two, pixels, pixels.
+LENGTHS = dict(zip(TASK_NAMES, (2000, 1000, 4000, 1024, 1024), strict=True))
 # Table 1: means of five seeds.
 ROWS: Mapping[str, Mapping[str, float]] = {
     "Transformer (paper)": _by_task(36.37, 64.27, 57.46, 42.44, 71.40),
@@ -21,8 +23,9 @@ ROWS: Mapping[str, Mapping[str, float]] = {
     PAPER: _by_task(38.30, 69.27, 83.26, 53.90, 75.82),
     PAPER_BEST: _by_task(39.15, 71.58, 83.73, 57.73, 78.20),
 }
-# The size of all models of the tables.
+# Of all models of the tables.
 _SIZES = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 128}
+_NORM = "batch_norm"
 # What the settings of r, s1 and s2 are called in configurations; each is 8 where the others vary.
 _COUNTS = ("num_segments", "num_landmark_tokens", "num_landmark_features")
 # The impact of r, s1 and s2.
@@ -74,23 +77,30 @@ NOISES: Mapping[str, Mapping[float, float]] = {
 }
 
 
-def published_figures(task_name: str, config: Any, noise: float) -> dict[str, Any]:
+def published_figures(task_name: str, config: Any, noise: float, on_all_data: bool = True) -> dict[str, Any]:
     """
     What the paper reports, as shares of one.
 
+    Args:
+        task_name (`str`): The task.
+        config (`PreTrainedConfig`): Of the model that it stands beside.
+        noise (`float`): Amplitude of noise on the pixels.
+        on_all_data (`bool`): Whether the model has the data of the task, at their published length.
+
     Returns:
-        `rows`: Table 1's of a task, or with noise Table 5's; `setting`: the accuracy of the very setting of an
-        SKTformer's configuration, or None; `noise`: Table 5's of this noise, also of none; `curve`: accuracy by step,
-        `with` and `without` the smoother.
+        `length`: of the longest inputs; `rows`: Table 1's of a task, or with noise Table 5's; `setting`: the accuracy
+        of the fixed recipe with an SKTformer's r, s1, s2 and parts, or None; `noise`: Table 5's of this noise, also of
+        none; `curve`: accuracy by step, `with` and `without` the smoother.
     """
     rows = {name: row[task_name] for name, row in ROWS.items()}
     noises = {name: row[noise] for name, row in NOISES.items() if task_name == "image" and noise in row}
-    setting = None if noise else _published_setting(task_name, config)
+    setting = None if noise or not on_all_data else _published_setting(task_name, config)
     curve = {
         which: {str(step): value / 100 for step, value in zip(CURVE_STEPS, of[task_name], strict=True)}
         for which, of in CURVES.items()
     }
     return {
+        "length": LENGTHS[task_name],
         "rows": {name: value / 100 for name, value in (noises if noise else rows).items()},
         "setting": None if setting is None else setting / 100,
         "noise": {name: value / 100 for name, value in noises.items()},
@@ -103,7 +113,8 @@ def _published_setting(task_name: str, config: Any) -> float | None:
     segments, tokens, features = (getattr(config, name, 0) for name in _COUNTS)
     counts = (segments, tokens, features)
     has_sizes = all(getattr(config, name, None) == value for name, value in _SIZES.items())
-    if not has_sizes or not getattr(config, "use_smoother", False) or counts not in _IMPACT or len(off) > 1:
+    has_smoother = getattr(config, "use_smoother", False) and config.smoother_norm == _NORM
+    if not has_sizes or not has_smoother or counts not in _IMPACT or len(off) > 1:
         return None
     if off:
         return ROWS[PAPER][task_name] - _LOSSES[off[0]][task_name] if counts == (8, 8, 8) else None

@@ -14,7 +14,9 @@ from experiments.plots import open_figure
 from experiments.results import command_line, format_origin, format_table, write_results
 
 
-THIS = "this model"
+THIS, SETTING = "this model", "these r, s1, s2 and parts, fixed recipe (paper)"
+# What a number is of.
+_KEPT = ("job", "model_type", "parameters", "started_from", "max_length", "noise", "is_partial", "source")
 
 
 def write_report(folder: Path, task: Task, metrics: Mapping[str, Any]) -> str:
@@ -28,21 +30,22 @@ def write_report(folder: Path, task: Task, metrics: Mapping[str, Any]) -> str:
         trials = [trial for trial in trials if trial["name"] == metrics["best"]]
     values = [100 * trial["eval_test_accuracy"] for trial in trials]
     spread = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
-    split = f"{trials[0]['eval_test_samples']:,} examples" + (
-        ", not all data used" if metrics["is_partial"] else ", the whole test"
-    )
+    number = trials[0]["eval_test_samples"]
+    split = f"{number:,} examples, " + ("not the whole benchmark" if metrics["is_partial"] else "the whole test")
     source = metrics["source"] + (f", noise {noise:g}" if noise else "")
     rows = [[THIS, f"{statistics.mean(values):.2f}{spread}", f"{metrics['max_length']:,}", split, source]]
     same, where = published["setting"], f"{task.max_length:,}"
-    known = published["rows"] | ({"this very setting (paper)": same} if same is not None else {})
-    rows += [[name, f"{100 * value:.2f}", where, "as published", ""] for name, value in known.items()]
+    known = published["rows"] | ({SETTING: same} if same is not None else {})
+    rows += [[name, f"{100 * value:.2f}", where, "as published", "the paper's"] for name, value in known.items()]
     environment = metrics["environment"]
     runs = f"mean and standard deviation of {len(values)} seeds" if spread else "one seed"
     if is_search:
         runs = f"one seed, the best on validation of {len(metrics['trials'])} trials ({metrics['best']})"
     return write_results(
         folder / "lra",
-        {"command": command_line(), "task": task.title, "accuracies": values, "published": known},
+        {"command": command_line(), "task": task.title, "accuracies": values, "published": known}
+        | {"test_examples": number, "published_length": task.max_length}
+        | {name: metrics[name] for name in _KEPT},
         [
             f"# Long Range Arena, {task.title}",
             f"{metrics['model_type']}, {metrics['parameters']:,} parameters, started from {metrics['started_from']}; "
@@ -60,7 +63,10 @@ def write_task_card(
     """Write the model card of a trial."""
     accuracy = metrics["eval_test_accuracy"]
     title = str(arguments.get("hub_model_id") or folder.resolve().name)
-    known = {} if is_masked_lm else metrics["published"]["rows"]
+    rows = [[THIS, f"{100 * accuracy:.2f}", f"{metrics['max_length']:,}"]]
+    if not is_masked_lm:
+        known = metrics["published"]["rows"]
+        rows += [[name, f"{100 * value:.2f}", f"{task.max_length:,}"] for name, value in known.items()]
     flags = f'--task_name {metrics["job"]} --model_name_or_path "{title}"'
     flags += " --output_dir runs/lra/tuned" if is_masked_lm else " --do_eval --output_dir runs/lra/measured"
     example = [f"# `python scripts/run_lra.py {flags}` of SKTformer reads it."]
@@ -81,13 +87,8 @@ def write_task_card(
         f"{task.title} (Long Range Arena, {metrics['source']}), at most {metrics['max_length']:,} values long.",
         example="\n".join(example),
         scores={"accuracy": accuracy},
-        results="\n".join(
-            format_table(
-                ["", "test accuracy (%)"],
-                [[THIS, f"{100 * accuracy:.2f}"], *([name, f"{100 * value:.2f}"] for name, value in known.items())],
-            )
-        ),
-        evaluated_on=f"{metrics['eval_test_samples']:,} test examples",
+        results="\n".join(format_table(["", "test accuracy (%)", "length"], rows)),
+        evaluated_on=f"{metrics['eval_test_samples']:,} test examples of {metrics['source']}",
     )
     write_card(folder, facts, metrics, arguments)
 

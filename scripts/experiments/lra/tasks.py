@@ -10,10 +10,13 @@ import numpy as np
 from experiments.arguments import UserError, flag, require_at_least
 from experiments.lra import images, listops, pathfinder, texts
 from experiments.lra.examples import Examples
-from experiments.lra.published import TASK_NAMES
+from experiments.lra.published import LENGTHS, TASK_NAMES
 
 
 CACHE = Path("runs/lra-data")
+# How many examples the benchmark has of what can be made, and which expressions.
+_COUNTS = {"listops": sum(listops.SIZES.values()), "pathfinder": pathfinder.COUNT}
+_LIMITS = ("min_length", "max_length", "max_depth", "max_args")
 
 
 @dataclass
@@ -39,7 +42,7 @@ class LraArguments:
     max_train_samples: int | None = flag(None, "Train on so many examples, spread evenly over all.")
     max_eval_samples: int | None = flag(None, "Likewise for validation.")
     max_predict_samples: int | None = flag(None, "Likewise for the test.")
-    draw_examples: bool = flag(False, "Draw some of the training pictures (Image and Pathfinder).")
+    draw_examples: bool = flag(False, "Image, Pathfinder: draw training pictures beside the run, at its end into it.")
     preprocessing_num_workers: int | None = flag(None, "Processes that make data; by default one for each core.")
 
     def __post_init__(self) -> None:
@@ -48,7 +51,7 @@ class LraArguments:
         require_at_least(100, self, "num_generated")
         require_at_least(0, self, "noise", "generation_seed")
         task, only = TASKS[self.task_name], {"noise": "image", "stand_in": "retrieval"}
-        only |= dict.fromkeys(("min_length", "max_length", "max_depth", "max_args"), "listops")
+        only |= dict.fromkeys(_LIMITS, "listops")
         for name, of in only.items():
             if getattr(self, name) != getattr(LraArguments, name) and self.task_name != of:
                 raise UserError(f"--{name} is for --task_name {of}; leave it out.")
@@ -67,8 +70,13 @@ class LraArguments:
 
     @property
     def is_partial(self) -> bool:
-        """Whether not all examples are used."""
-        return any((self.max_train_samples, self.max_eval_samples, self.max_predict_samples))
+        """Whether not all examples are used, or others are made than the benchmark has."""
+        is_other = not self.data_dir and (
+            self.stand_in
+            or self.num_generated not in (None, _COUNTS.get(self.task_name, self.num_generated))
+            or any(getattr(self, name) != getattr(LraArguments, name) for name in _LIMITS)
+        )
+        return is_other or any((self.max_train_samples, self.max_eval_samples, self.max_predict_samples))
 
     @property
     def length(self) -> int:
@@ -145,8 +153,8 @@ def load_parts(arguments: LraArguments) -> dict[str, Examples]:
 def _read_listops(arguments: LraArguments) -> dict[str, Examples]:
     folder = arguments.path()
     if folder is None:
-        numbers = (arguments.min_length, arguments.max_length, arguments.max_depth, arguments.max_args)
-        limits, count = listops.ListOpsLimits(*numbers), arguments.num_generated or sum(listops.SIZES.values())
+        numbers = [getattr(arguments, name) for name in _LIMITS]
+        limits, count = listops.ListOpsLimits(*numbers), arguments.num_generated or _COUNTS["listops"]
         folder = arguments.made("-".join(map(str, ["listops", *numbers, count, "seed", arguments.generation_seed])))
         sizes = {"train": count - 2 * (count // 50), "validation": count // 50, "test": count // 50}
         if not all((folder / name).is_file() for name in listops.FILES.values()):
@@ -159,7 +167,7 @@ def _read_listops(arguments: LraArguments) -> dict[str, Examples]:
 def _read_pathfinder(arguments: LraArguments) -> dict[str, Examples]:
     path = arguments.path()
     if path is None:
-        count = arguments.num_generated or pathfinder.COUNT
+        count = arguments.num_generated or _COUNTS["pathfinder"]
         path = arguments.made(f"pathfinder-{count}-seed-{arguments.generation_seed}.npz")
         if not path.is_file():
             pathfinder.generate_pathfinder(path, count, arguments.generation_seed, arguments.preprocessing_num_workers)
@@ -176,7 +184,7 @@ def _read_images(arguments: LraArguments) -> dict[str, Examples]:
 
 def _read_texts(arguments: LraArguments) -> dict[str, Examples]:
     if folder := arguments.path():
-        return texts.read_reviews(folder, arguments.length)
+        return texts.read_reviews(folder, arguments.length, arguments.cache_dir)
     name = arguments.dataset_name or texts.IMDB
     return texts.load_reviews(name, arguments.dataset_revision, arguments.cache_dir, arguments.length)
 
@@ -190,14 +198,18 @@ def _read_pairs(arguments: LraArguments) -> dict[str, Examples]:
         return texts.make_pairs(sizes, arguments.length, arguments.generation_seed)
     raise UserError(
         "Retrieval needs the published pairs: fetch https://storage.googleapis.com/long-range-arena/lra_release.gz, "
-        "and give the folder with new_aan_pairs.train.tsv with --data_dir; or make others with --stand_in."
+        "and give --data_dir lra_release/lra_release/tsv_data; or make others with --stand_in."
     )
 
 
 TASKS: Mapping[str, Task] = {
-    "listops": Task("ListOps", tuple(map(str, range(10))), len(listops.VOCABULARY), 2000, _read_listops),
-    "text": Task("Text", ("negative", "positive"), 256, 1000, _read_texts, hub=texts.IMDB),
-    "retrieval": Task("Retrieval", ("unrelated", "related"), 256, 4000, _read_pairs, per_example=2),
-    "image": Task("Image", images.CLASSES, 256, 1024, _read_images, hub=images.HUB_DATASET, is_picture=True),
-    "pathfinder": Task("Pathfinder", ("apart", "connected"), 256, 1024, _read_pathfinder, is_picture=True),
+    "listops": Task("ListOps", tuple(map(str, range(10))), len(listops.VOCABULARY), LENGTHS["listops"], _read_listops),
+    "text": Task("Text", ("negative", "positive"), 256, LENGTHS["text"], _read_texts, hub=texts.IMDB),
+    "retrieval": Task("Retrieval", ("unrelated", "related"), 256, LENGTHS["retrieval"], _read_pairs, per_example=2),
+    "image": Task(
+        "Image", images.CLASSES, 256, LENGTHS["image"], _read_images, hub=images.HUB_DATASET, is_picture=True
+    ),
+    "pathfinder": Task(
+        "Pathfinder", ("apart", "connected"), 256, LENGTHS["pathfinder"], _read_pathfinder, is_picture=True
+    ),
 }

@@ -22,7 +22,7 @@ _PAIRS = {
 _COLUMNS = 5  # label, two names, two texts
 
 
-def read_reviews(folder: Path, max_length: int) -> dict[str, Examples]:
+def read_reviews(folder: Path, max_length: int, cache_dir: str | None = None) -> dict[str, Examples]:
     """
     Read labelled texts: training, every tenth of it for validation, and test.
 
@@ -33,7 +33,7 @@ def read_reviews(folder: Path, max_length: int) -> dict[str, Examples]:
         max_length (`int`): Bytes of each text that are kept.
 
     Raises:
-        UserError: if they are not there, or a table has other columns or labels.
+        UserError: if they are not there, a table has other columns or labels, or a label has fewer than two texts.
     """
     parts = {}
     for part in ("train", "test"):
@@ -48,7 +48,7 @@ def read_reviews(folder: Path, max_length: int) -> dict[str, Examples]:
                 raise UserError(f"{blank[0]} is empty; mend it or leave it out.")
             parts[part] = (texts, [label for _, label in pairs])
         elif tables:
-            parts[part] = _read_columns(str(tables[0]), read_table_file(tables[0]))
+            parts[part] = _read_columns(str(tables[0]), read_table_file(tables[0], cache_dir))
         else:
             raise UserError(f"{folder} has neither a folder {part} nor a table {part}.csv, .jsonl or .parquet.")
     return _split_reviews(parts, folder.name, max_length)
@@ -148,6 +148,10 @@ def _split_reviews(
         rows = [_encode(text, max_length, f"{source}, {part}, text {n}") for n, text in enumerate(texts, start=1)]
         encoded[part] = Examples.of_rows(rows, labels, source)
     classes = encoded["train"].labels
+    for label, number in zip(_LABELS, np.bincount(classes, minlength=len(_LABELS)), strict=True):
+        if number < 2:
+            what = f"{source} has {number} training text(s) with the label {label}"
+            raise UserError(f"{what}; give at least 2, of which one chooses the model.")
     order = np.random.default_rng(0).permutation(len(classes))
     held = [place for label in (0, 1) for place in order[classes[order] == label][::_HELD_OUT]]
     kept = np.setdiff1d(order, held)
