@@ -56,11 +56,12 @@ def choose_circle(config, batch_size: int, sequences: Sequences, dtype: torch.dt
 
     Inputs much shorter than the model's N are convolved around a shorter circle, to the same result up to rounding, so
     that they cost about what they cost in a model made for their length ([`~lengthening.shorten_filter`]). Waves are
-    made in the filters' dtype on the hidden states' device.
+    made in the filters' dtype on the hidden states' device. With `config.kernels="eager"` nothing is chosen by the
+    batch, whose size changes roundings.
     """
     length, longest = sequences.length, config.max_position_embeddings
     is_read = config.use_smoother and config.use_fourier_convolution
-    if not is_read or torch.compiler.is_compiling() or torch.jit.is_tracing():
+    if not is_read or config.kernels == "eager" or torch.compiler.is_compiling() or torch.jit.is_tracing():
         # A graph serves many lengths: a choice would bind it to those of its example.
         return Circle(longest)
     num_positions = min(

@@ -286,8 +286,8 @@ class SKTformerPreTrainedModel(PreTrainedModel):
         """
         Choose what computes single operations: `"auto"` faster kernels where they apply, `"eager"` plain code alone.
 
-        What stands beside a sequence in a batch of the same shape changes no bit of its outputs, with either. With
-        another number of sequences products may be rounded differently.
+        What stands beside a sequence in a batch of the same shape changes no bit of its outputs, with either. Another
+        number of sequences changes roundings alone, and with `"eager"` not which operators compute them.
 
         Raises:
             huggingface_hub.errors.StrictDataclassFieldValidationError: for anything else.

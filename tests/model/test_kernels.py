@@ -13,7 +13,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.flop_counter import FlopCounterMode
 from transformers.utils.logging import info_once
 
-from modeling_sktformer import SKTformerForSequenceClassification, SKTformerModel, kernels
+from modeling_sktformer import SKTformerForSequenceClassification, SKTformerModel, kernels, load_preset
 from modeling_sktformer.attention import SkeletonAttention
 from modeling_sktformer.kernels import Dropout, choose_kernel, is_plain
 from modeling_sktformer.position_batch_norm import PositionBatchNorm
@@ -220,6 +220,21 @@ def test_how_many_stand_beside_a_sequence_changes_roundings_alone(kernels):
     first, *others = alone_and_in_batches([2, 3, 4, 8, 13], kernels)
     for other in others:
         assert (other - first).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("preset", ["sktformer-tiny", "sktformer-mini"])
+def test_plain_code_computes_a_sequence_alone_as_in_every_batch(preset):
+    torch.manual_seed(0)
+    model = SKTformerModel(load_preset(preset, vocab_size=30, num_hidden_layers=2, kernels="eager")).eval()
+    tokens, mask = torch.randint(30, (16, 512)), (torch.arange(512) < torch.arange(500, 340, -10)[:, None]).long()
+    with torch.no_grad():
+        first, *others = (
+            model(tokens[:size], attention_mask=mask[:size]).last_hidden_state[0, :500] for size in (1, 2, 16)
+        )
+        narrower = model(tokens[:1, :500]).last_hidden_state[0]
+    for other in others:
+        assert torch.equal(other, first)
+    assert (narrower - first).abs().max() < 1e-5
 
 
 # Modules whose weights are read

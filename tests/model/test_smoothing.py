@@ -206,6 +206,13 @@ def test_stems_are_folded_in_wide_models_and_large_batches(sizes, folds):
     assert (circle_for(config, inputs)[1].waves is not None) == folds
 
 
+@pytest.mark.parametrize("batch_size", [1, 2, 64])
+def test_plain_code_convolves_every_batch_alike(batch_size):
+    config = make_config(hidden_size=768, num_segments=8, max_position_embeddings=512, kernels="eager")
+    for length in (9, 512):
+        assert circle_for(config, torch.empty(batch_size, length, 768, device="meta"))[1] == Circle(512)
+
+
 def make_smoother(**overrides) -> Smoother:
     smoother = Smoother(make_config(**overrides)).double().train()
     for parameter in smoother.parameters():
