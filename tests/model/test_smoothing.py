@@ -14,10 +14,16 @@ from modeling_sktformer import (
     modeling_sktformer,
     smoothing,
 )
-from modeling_sktformer.circle import Circle, add_folded_stem, choose_circle, count_multiply_adds
+from modeling_sktformer.circle import Circle, add_folded_stem, choose_circle, count_multiply_adds, make_waves
 from modeling_sktformer.lengthening import resize_filter, short_transform_length, shorten_filter
 from modeling_sktformer.sequences import Sequences
-from modeling_sktformer.smoothing import FourierConvolution, Smoother, fourier_convolution
+from modeling_sktformer.smoothing import (
+    FourierConvolution,
+    Smoother,
+    average_segments,
+    convolve_tokens,
+    fourier_convolution,
+)
 from support.builders import call, gradients, make_batch, make_config, make_model, token_outputs
 from support.reference import naive_fourier_convolution
 
@@ -310,6 +316,22 @@ def test_folded_stems_lose_no_more_under_autocast(dtype, products, force, monkey
         with torch.autocast("cpu", dtype):
             errors.append((smooth(smoother, config, states, None) - exact).norm())
     assert errors[1] < 2 * errors[0]
+
+
+@pytest.mark.parametrize(("dtype", "most"), [(torch.bfloat16, 0.005), (torch.float16, 0.0007), (torch.float32, 1e-6)])
+def test_products_with_waves_round_like_products(dtype, most):
+    """What the stem reads of the Fourier convolution of 512 positions, in types smaller than its own."""
+    width, length = 96, 512
+    states, filter = torch.randn(2, length, width).to(dtype), torch.randn(width, length // 2 + 1, 2)
+    weight = (0.1 * torch.randn(width, width, 3)).to(dtype)
+    smoothed = fourier_convolution(states.double(), filter.double(), NUM_SEGMENTS, length)
+    exact = convolve_tokens(smoothed, weight.double(), None)
+    waves = make_waves(3, Sequences(length), length, torch.float32, states.device)
+    assert waves.synthesis is not None
+    averages = average_segments(states, NUM_SEGMENTS)
+    found = add_folded_stem(torch.zeros_like(states), averages, filter, weight, Circle(length, waves))
+    assert found.dtype == dtype
+    assert (found - exact).norm() < most * exact.norm()
 
 
 @pytest.mark.parametrize("folded", [False, True])
