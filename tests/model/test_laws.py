@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from modeling_sktformer import (
     SKTformerForQuestionAnswering,
     SKTformerForSequenceClassification,
     SKTformerModel,
+    circle,
 )
 from modeling_sktformer.lengthening import extend_positions, resize_order
 from modeling_sktformer.position_batch_norm import PositionBatchNorm
@@ -37,6 +39,12 @@ from support.builders import (
 all_models = pytest.mark.parametrize("model_class", MODELS, ids=lambda c: c.__name__)
 all_heads = pytest.mark.parametrize("model_class", HEADS, ids=lambda c: c.__name__)
 both_norms = pytest.mark.parametrize("smoother_norm", ["batch_norm", "layer_norm"])
+SMOOTHERS: list[dict[str, Any]] = [
+    {"smoother_norm": "batch_norm"},
+    {"smoother_norm": "layer_norm"},
+    {"smoother_norm": "layer_norm", "use_smoother_residual": True},
+]
+all_smoothers = pytest.mark.parametrize("smoother", SMOOTHERS, ids=["batch_norm", "layer_norm", "residual"])
 both_modes = pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
 
 
@@ -58,11 +66,11 @@ def outcome(model, batch: Batch, side: str, width: int):
 
 
 @both_modes
-@both_norms
+@all_smoothers
 @pytest.mark.parametrize("pooling", ["cls", "mean"])
 @all_models
-def test_padding_changes_nothing(model_class, pooling, smoother_norm, training):
-    model = make_model(model_class, classifier_pooling=pooling, smoother_norm=smoother_norm).train(training)
+def test_padding_changes_nothing(model_class, pooling, smoother, training):
+    model = make_model(model_class, classifier_pooling=pooling, **smoother).train(training)
     batch = make_batch([12, 1, 7, 3])
     loss, rows, grads = outcome(model, batch, "right", 12)
     assert grads
@@ -279,10 +287,12 @@ def test_short_sequences_have_fewer_landmarks():
 
 
 @pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
-@both_norms
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@all_smoothers
 @all_heads
-def test_a_fully_padded_row_is_finite(model_class, smoother_norm, training):
-    model = make_model(model_class, smoother_norm=smoother_norm).train(training)
+def test_a_fully_padded_row_is_finite(model_class, smoother, attention, training):
+    model = make_model(model_class, **smoother).train(training)
+    model.set_attn_implementation(attention)
     batch = make_batch([9, 0, 0, 4])
     loss, _, grads = outcome(model, batch, "right", 12)
     assert loss.isfinite()
@@ -375,8 +385,11 @@ def test_accumulated_losses_add_up_to_the_loss_of_the_whole_batch(model_class):
     assert_equal(sum(parts), whole)
 
 
-def test_no_tensor_grows_with_the_square_of_the_length():
+@pytest.mark.parametrize("folded", [False, True], ids=["direct", "folded"])
+@all_smoothers
+def test_no_tensor_grows_with_the_square_of_the_length(smoother, folded, monkeypatch):
     """Every intermediate result of a forward and backward pass grows no faster than the length."""
+    monkeypatch.setattr(circle, "count_multiply_adds", lambda *sizes: (folded, not folded))
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class LargestTensor(TorchDispatchMode):
@@ -390,8 +403,8 @@ def test_no_tensor_grows_with_the_square_of_the_length():
             return result
 
     largest = {}
-    for length in (256, 1024, 4096):
-        config = make_config(max_position_embeddings=length, num_hidden_layers=1)
+    for length in (256, 512, 1024, 4096):
+        config = make_config(max_position_embeddings=length, num_hidden_layers=1, **smoother)
         model = SKTformerForMaskedLM(config).train()
         ids = torch.randint(VOCAB_SIZE, (2, length))
         mask = torch.ones_like(ids)
@@ -399,7 +412,11 @@ def test_no_tensor_grows_with_the_square_of_the_length():
         with LargestTensor() as watch:
             model(ids, attention_mask=mask, labels=ids).loss.backward()
         largest[length] = watch.numel / length
-    assert largest[4096] <= 1.02 * largest[256]
+    if folded:  # short transforms are products with waves, two for each frequency's real and imaginary part
+        assert [largest[length] for length in (256, 512)] == [2 * 258, 2 * 514]
+        assert largest[4096] <= 1.02 * largest[1024]
+    else:
+        assert largest[4096] <= 1.02 * largest[256]
 
 
 def test_the_mean_of_a_long_sequence_fits_into_half_precision():
@@ -409,10 +426,10 @@ def test_the_mean_of_a_long_sequence_fits_into_half_precision():
 
 
 @pytest.mark.parametrize("extension", ["tile", "last"])
-@both_norms
+@all_smoothers
 @pytest.mark.parametrize(("old", "new"), [(16, 32), (16, 17), (15, 32), (16, 12), (15, 11), (13, 64)])
-def test_lengthening_keeps_short_inputs(old, new, smoother_norm, extension):
-    model = make_model(SKTformerForMaskedLM, max_position_embeddings=old, smoother_norm=smoother_norm)
+def test_lengthening_keeps_short_inputs(old, new, smoother, extension):
+    model = make_model(SKTformerForMaskedLM, max_position_embeddings=old, **smoother)
     batch = make_batch([min(old, new) // 2, 3, 1])
     inputs = batch.inputs()
     expected = model(**inputs).logits
