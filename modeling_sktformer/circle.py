@@ -109,8 +109,8 @@ def make_waves(
     frequencies = torch.arange(num_positions // 2 + 1, device=device)
     reach = num_taps // 2
     steps = torch.arange(reach, device=device)
-    lengths = torch.tensor([sequences.length], device=device) if sequences.num_tokens is None else sequences.num_tokens
-    after = lengths.unsqueeze(1) + steps  # (B or 1, P)
+    num_tokens, whole = sequences.num_tokens, torch.full((1,), sequences.length, device=device)
+    after = (whole if num_tokens is None else num_tokens).unsqueeze(1) + steps  # (B or 1, P)
     before = (steps - reach).expand_as(after)
 
     def turn(positions: torch.Tensor) -> torch.Tensor:

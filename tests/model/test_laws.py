@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch.profiler import profile
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import BertTokenizer
 
 from modeling_sktformer import (
@@ -17,6 +18,7 @@ from modeling_sktformer import (
     circle,
 )
 from modeling_sktformer.lengthening import extend_positions, resize_order
+from modeling_sktformer.losses import classification_loss
 from modeling_sktformer.position_batch_norm import PositionBatchNorm
 from modeling_sktformer.sequences import Landmarks, Sequences, draw_permutation, pool_tokens, select_landmarks
 from support.builders import (
@@ -362,6 +364,27 @@ def test_labelled_tokens_are_looked_for_once():
     assert {event.key: event.count for event in profiler.key_averages()}["aten::nonzero"] == 1
 
 
+@all_heads
+def test_a_loss_function_that_is_set_is_taken(model_class):
+    model, batch = make_model(model_class).train(), make_batch([12, 7])
+    inputs, labels = batch.inputs(), batch.labels(model_class)
+    calls = []
+
+    def measure(logits, labels, num_items_in_batch=None, **options):
+        calls.append((logits, labels, num_items_in_batch))
+        return 7 * logits.sum()
+
+    usual = call(model, inputs, **labels).loss
+    model.loss_function = measure
+    output = call(model, inputs, **labels, num_items_in_batch=5)
+    if model_class is SKTformerForQuestionAnswering:
+        assert_equal(output.loss, 3.5 * (output.start_logits + output.end_logits).sum())
+    else:
+        assert_equal(output.loss, 7 * output.logits.sum())
+        assert [num_items for *_, num_items in calls] == [5]
+    assert output.loss != usual
+
+
 @pytest.mark.parametrize(
     "model_class", [h for h in HEADS if h is not SKTformerForQuestionAnswering], ids=lambda c: c.__name__
 )
@@ -390,7 +413,6 @@ def test_accumulated_losses_add_up_to_the_loss_of_the_whole_batch(model_class):
 def test_no_tensor_grows_with_the_square_of_the_length(smoother, folded, monkeypatch):
     """Every intermediate result of a forward and backward pass grows no faster than the length."""
     monkeypatch.setattr(circle, "count_multiply_adds", lambda *sizes: (folded, not folded))
-    from torch.utils._python_dispatch import TorchDispatchMode
 
     class LargestTensor(TorchDispatchMode):
         numel = 0
@@ -417,6 +439,50 @@ def test_no_tensor_grows_with_the_square_of_the_length(smoother, folded, monkeyp
         assert largest[4096] <= 1.02 * largest[1024]
     else:
         assert largest[4096] <= 1.02 * largest[256]
+
+
+class NeverWait(TorchDispatchMode):
+    """Refuses what makes a host wait for the meta device, as for any: asking for a value, bringing one there."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        devices = {value.device for value in (*args, result) if isinstance(value, torch.Tensor)}
+        brought = func in (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default) and len(devices) > 1
+        if brought or func in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.lift_fresh.default):
+            raise AssertionError(f"{func} waits for the device")
+        return result
+
+
+@pytest.mark.parametrize("folded", [False, True], ids=["direct", "folded"])
+@pytest.mark.parametrize("masked", [False, True], ids=["whole", "masked"])
+@all_heads
+def test_no_step_waits_for_its_device(model_class, masked, folded, monkeypatch):
+    """But where labelled tokens are looked for."""
+    monkeypatch.setattr(circle, "count_multiply_adds", lambda *sizes: (folded, not folded))
+    model = make_model(model_class, sparse_prediction=False).to("meta").train()
+    batch = make_batch([12, 7])
+    inputs, labels = (
+        {name: values.to("meta") for name, values in fields.items()}
+        for fields in (batch.inputs(), batch.labels(model_class))
+    )
+    if not masked:
+        del inputs["attention_mask"]
+    num_items = {} if model_class is SKTformerForQuestionAnswering else {"num_items_in_batch": 4}
+    monkeypatch.delattr(torch, "tensor")  # which brings values to a device, and on this one shows no mode
+    with NeverWait():
+        for keywords in ({}, num_items):
+            call(model, inputs, **labels, **keywords).loss.backward()
+        with torch.no_grad():
+            call(model, inputs, output_hidden_states=True, output_attentions=True, output_feature_attentions=True)
+
+
+@pytest.mark.parametrize("labels", [torch.zeros(2, 3), torch.zeros(2, 1)], ids=["several", "regression"])
+def test_losses_of_numbers_do_not_wait_for_their_device(labels):
+    logits = torch.zeros_like(labels, device="meta", requires_grad=True)
+    labels = labels.to("meta")
+    with NeverWait():
+        for num_items in (None, 2):
+            classification_loss(logits, labels, None, num_items).backward()
 
 
 def test_the_mean_of_a_long_sequence_fits_into_half_precision():
