@@ -175,8 +175,12 @@ class SkeletonAttention(nn.Module):
         found: Coefficients = {}
         maps, biases, sizes = [], [], []  # of what is read from a token: scores, sampled values, sampled keys
         if landmarks is not None:
-            projected = nn.functional.linear(landmarks.gather(hidden_states), weight, bias)
-            values, keys = map(self._split_heads, projected.chunk(2, dim=-1))  # (B, H, k, h)
+            states = landmarks.gather(hidden_states)
+            if self.value.weight.requires_grad == self.key.weight.requires_grad:
+                projected = nn.functional.linear(states, weight, bias).chunk(2, dim=-1)
+            else:  # apart, because the gradient of a joint weight is computed as a whole
+                projected = self.value(states), self.key(states)
+            values, keys = map(self._split_heads, projected)  # (B, H, k, h)
             keys = keys * self.head_dim**-0.5
             maps.append(torch.einsum("bhki,hid->bhkd", keys, query_weight).flatten(1, 2))
             biases.append(torch.einsum("bhki,hi->bhk", keys, query_bias).flatten(1))

@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from modeling_sktformer import (
     SKTformerForMaskedLM,
@@ -286,6 +287,39 @@ def test_a_wrapped_short_convolution_is_called(force):
     name = "convolution_stem.convolution"
     smoother.set_submodule(name, nn.Sequential(smoother.get_submodule(name)))
     assert_same(smooth(smoother, make_config(), states, None), expected)
+
+
+class WrittenValues(TorchDispatchMode):
+    """Counts the values that operators write."""
+
+    num_values = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        results = func(*args, **(kwargs or {}))
+        written = results if isinstance(results, (tuple, list)) else (results,)
+        self.num_values += sum(value.numel() for value in written if isinstance(value, torch.Tensor))
+        return results
+
+
+@pytest.mark.parametrize("folded", [False, True])
+@pytest.mark.parametrize("frozen", ["fourier_convolution", "convolution_stem.convolution", "convolution_stem.norm"])
+def test_frozen_parts_of_the_smoother_get_no_gradient_and_cost_none(frozen, folded, force):
+    force(folded, short=False)
+    smoother, config = make_smoother(smoother_norm="layer_norm"), make_config(smoother_norm="layer_norm")
+    states = torch.randn(4, 16, WIDTH, dtype=torch.float64, requires_grad=True)
+
+    def count_values() -> int:
+        outputs = smooth(smoother, config, states, None)
+        with WrittenValues() as counter:
+            outputs.sum().backward()
+        return counter.num_values
+
+    trained = count_values()
+    smoother.zero_grad()
+    smoother.get_submodule(frozen).requires_grad_(False)
+    assert count_values() < trained
+    for name, parameter in smoother.named_parameters():
+        assert (parameter.grad is None) == name.startswith(frozen)
 
 
 def test_hooks_see_what_they_saw(force):
