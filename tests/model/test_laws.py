@@ -660,3 +660,26 @@ def test_compiles_without_a_graph_break(training):
     expected = model(**batch.inputs("left", 14)).last_hidden_state
     got = compiled(**batch.inputs("left", 14)).last_hidden_state
     assert_equal(got, expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("folded", [False, True], ids=["direct", "folded"])
+@pytest.mark.parametrize("checkpointing", [False, True], ids=["plain", "checkpointing"])
+def test_layers_compiled_alone_train_without_a_graph_break(checkpointing, folded, monkeypatch):
+    monkeypatch.setattr(circle, "count_multiply_adds", lambda *sizes: (folded, not folded))
+    dropout: dict[str, Any] = {
+        "hidden_dropout_prob": 0.1,
+        "attention_probs_dropout_prob": 0.1,
+        "smoother_dropout_prob": 0.1,
+    }
+    model = make_model(SKTformerForMaskedLM, **dropout).train()
+    batch = make_batch([12, 7])
+    if checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    for layer in model.sktformer.encoder.layers:
+        layer.compile(fullgraph=True, backend="aot_eager")
+    for _ in range(2):
+        loss, _, grads = outcome(model, batch, "left", 14)
+        assert loss.isfinite()
+        assert len(grads) == len(list(model.parameters()))
+        assert all(gradient.isfinite().all() for gradient in grads.values())
