@@ -284,7 +284,7 @@ class SKTformerPreTrainedModel(PreTrainedModel):
 
     def set_kernels(self, kernels: Literal["auto", "eager"]) -> None:
         """
-        Choose what computes single operations: `"auto"` faster kernels where they apply, `"eager"` plain code alone.
+        Choose what computes a batch: `"auto"` kernels and forms that are faster for it, `"eager"` plain code alone.
 
         What stands beside a sequence in a batch of the same shape changes no bit of its outputs, with either. Another
         number of sequences changes roundings alone, and with `"eager"` not which operators compute them.
@@ -496,7 +496,7 @@ class SKTformerModel(SKTformerPreTrainedModel):
             for name, dim in (("hidden_states", 1), ("attentions", 2)):
                 captured = outputs.get(name)
                 # As it is, if it can be, where outputs may be asked for their gradients with respect to it.
-                if captured is not None and not (captured[-1].requires_grad and places.in_place()):
+                if captured and not (getattr(captured[-1], "requires_grad", False) and places.in_place()):
                     outputs[name] = tuple(places.restore(states, dim) for states in captured)
         return outputs
 
