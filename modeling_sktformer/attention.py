@@ -135,7 +135,7 @@ class SkeletonAttention(nn.Module):
         return self.config.use_token_attention and self.config._attn_implementation == "sdpa"
 
     def _project(self, hidden_states: torch.Tensor, sequences: Sequences, landmarks: Landmarks | None) -> Coefficients:
-        """From queries, keys and values of all tokens, each projection called once."""
+        """Scores and values of Equations 3 and 4, from queries, keys and values of all tokens, each called once."""
         queries = self._split_heads(self.query(hidden_states))  # (B, H, S, h)
         key, value = self.key(hidden_states), self.value(hidden_states)
         found: Coefficients = {}
@@ -147,7 +147,7 @@ class SkeletonAttention(nn.Module):
                 tokens = nn.functional.scaled_dot_product_attention(queries, keys, values, mask, dropout)
                 found["tokens"] = tokens.transpose(1, 2).flatten(2)
             else:
-                found["token_scores"] = (keys * self.head_dim**-0.5) @ queries.mT
+                found["token_scores"] = (keys * self.head_dim**-0.5) @ queries.mT  # of Equation 3
                 found["landmark_values"] = values
         if self.config.use_feature_attention:
             sampled = self._sampled_columns().expand(*key.shape[:2], self.num_heads, -1)
@@ -156,7 +156,7 @@ class SkeletonAttention(nn.Module):
                 states.unflatten(-1, (self.num_heads, -1)).gather(-1, sampled).flatten(2).mT for states in (key, value)
             )
             key_columns = sequences.scale_columns(key_columns).unflatten(1, (self.num_heads, -1))
-            found["feature_scores"] = key_columns @ queries
+            found["feature_scores"] = key_columns @ queries  # of Equation 4
             found["value_columns"] = value_columns.unflatten(1, (self.num_heads, -1))
         return found
 
@@ -164,7 +164,7 @@ class SkeletonAttention(nn.Module):
         self, hidden_states: torch.Tensor, sequences: Sequences, landmarks: Landmarks | None
     ) -> Coefficients:
         """
-        As [`_project`], with the products in another order, so that nothing of the full width is computed.
+        As [`_project`], of Equations 3 and 4, with the products in an order that computes nothing of the full width.
 
         Q K_I^T = X (W_q^T K_I^T) + b_q K_I^T and Q^T K_J = W_q (X^T K_J) + b_q (1^T K_J): no query is needed, and all
         that is read from a token is one product with H (k + 2 s2) rows.
@@ -175,8 +175,12 @@ class SkeletonAttention(nn.Module):
         found: Coefficients = {}
         maps, biases, sizes = [], [], []  # of what is read from a token: scores, sampled values, sampled keys
         if landmarks is not None:
-            projected = nn.functional.linear(landmarks.gather(hidden_states), weight, bias)
-            values, keys = map(self._split_heads, projected.chunk(2, dim=-1))  # (B, H, k, h)
+            states = landmarks.gather(hidden_states)
+            if self.value.weight.requires_grad == self.key.weight.requires_grad:
+                projected = nn.functional.linear(states, weight, bias).chunk(2, dim=-1)
+            else:  # apart, because the gradient of a joint weight is computed as a whole
+                projected = self.value(states), self.key(states)
+            values, keys = map(self._split_heads, projected)  # (B, H, k, h)
             keys = keys * self.head_dim**-0.5
             maps.append(torch.einsum("bhki,hid->bhkd", keys, query_weight).flatten(1, 2))
             biases.append(torch.einsum("bhki,hi->bhk", keys, query_bias).flatten(1))
@@ -193,14 +197,14 @@ class SkeletonAttention(nn.Module):
         products = torch.baddbmm(torch.cat(biases, dim=1).unsqueeze(2), torch.cat(maps, dim=1), hidden_states.mT)
         parts = iter(products.split(sizes, dim=1))  # at once, because each cut has a gradient of all products
         if landmarks is not None:
-            found["token_scores"] = next(parts).unflatten(1, (num_heads, -1))
+            found["token_scores"] = next(parts).unflatten(1, (num_heads, -1))  # of Equation 3
         if self.config.use_feature_attention:
             value_columns, key_columns = parts  # (B, H s2, S)
             key_columns = sequences.scale_columns(key_columns)
             sums = (key_columns @ hidden_states).unflatten(1, (num_heads, -1))
             counts = key_columns.sum(dim=-1).unflatten(1, (num_heads, -1)).unsqueeze(-1)
             scores = torch.einsum("bhsd,hid->bhsi", sums, query_weight)
-            found["feature_scores"] = scores + counts * query_bias.unsqueeze(1)
+            found["feature_scores"] = scores + counts * query_bias.unsqueeze(1)  # of Equation 4
             found["value_columns"] = value_columns.unflatten(1, (num_heads, -1))
         return found
 

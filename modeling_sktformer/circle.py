@@ -56,11 +56,12 @@ def choose_circle(config, batch_size: int, sequences: Sequences, dtype: torch.dt
 
     Inputs much shorter than the model's N are convolved around a shorter circle, to the same result up to rounding, so
     that they cost about what they cost in a model made for their length ([`~lengthening.shorten_filter`]). Waves are
-    made in the filters' dtype on the hidden states' device.
+    made in the filters' dtype on the hidden states' device. With `config.kernels="eager"` nothing is chosen by the
+    batch, whose size changes roundings.
     """
     length, longest = sequences.length, config.max_position_embeddings
     is_read = config.use_smoother and config.use_fourier_convolution
-    if not is_read or torch.compiler.is_compiling() or torch.jit.is_tracing():
+    if not is_read or config.kernels == "eager" or torch.compiler.is_compiling() or torch.jit.is_tracing():
         # A graph serves many lengths: a choice would bind it to those of its example.
         return Circle(longest)
     num_positions = min(
@@ -108,8 +109,8 @@ def make_waves(
     frequencies = torch.arange(num_positions // 2 + 1, device=device)
     reach = num_taps // 2
     steps = torch.arange(reach, device=device)
-    lengths = torch.tensor([sequences.length], device=device) if sequences.num_tokens is None else sequences.num_tokens
-    after = lengths.unsqueeze(1) + steps  # (B or 1, P)
+    num_tokens, whole = sequences.num_tokens, torch.full((1,), sequences.length, device=device)
+    after = (whole if num_tokens is None else num_tokens).unsqueeze(1) + steps  # (B or 1, P)
     before = (steps - reach).expand_as(after)
 
     def turn(positions: torch.Tensor) -> torch.Tensor:

@@ -64,7 +64,7 @@ class SKTformerConfig(PreTrainedConfig):
             Whether the masked-LM head computes logits at labelled positions only while training; without labels and
             in evaluation mode logits are always complete.
         kernels (`"auto"` or `"eager"`):
-            Whether single operations may be computed by faster kernels, see [`SKTformerPreTrainedModel.set_kernels`].
+            Whether forms and kernels are chosen for each batch, see [`SKTformerPreTrainedModel.set_kernels`].
         context_length (`int`):
             Time steps that a forecaster reads, [`SKTformerForPrediction`]; it takes the place of
             `max_position_embeddings` there.

@@ -14,11 +14,12 @@ import torch
 from torch import nn
 from transformers import initialization as init
 from transformers.modeling_outputs import BaseModelOutput
+from transformers.processing_utils import Unpack
 from transformers.utils.generic import ModelOutput, can_return_tuple
 from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_sktformer import SKTformerConfig
-from .modeling_sktformer import SKTformerEncoder, SKTformerPreTrainedModel, add_matrices
+from .modeling_sktformer import SKTformerEncoder, SKTformerKwargs, SKTformerPreTrainedModel, add_matrices
 
 
 @dataclass
@@ -175,7 +176,7 @@ class SKTformerForPrediction(SKTformerPreTrainedModel):
         past_observed_mask: torch.Tensor | None = None,
         future_values: torch.Tensor | None = None,
         future_observed_mask: torch.Tensor | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[SKTformerKwargs],
     ) -> ModelOutput:
         """
         Forecast a batch of series.

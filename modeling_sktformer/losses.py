@@ -65,9 +65,10 @@ def classification_loss(
         total = nn.functional.mse_loss(logits, targets, reduction="sum")
     else:
         total = nn.functional.binary_cross_entropy_with_logits(logits, targets, reduction="sum")
-    return _mean(total, torch.tensor(logits.numel()), num_items_in_batch)
+    return _mean(total, logits.numel(), num_items_in_batch)
 
 
-def _mean(total: torch.Tensor, num_items: torch.Tensor, num_items_in_batch: torch.Tensor | int | None) -> torch.Tensor:
-    divisor = num_items if num_items_in_batch is None else torch.as_tensor(num_items_in_batch)
-    return total / divisor.to(total.device).clamp(min=1)
+def _mean(total: torch.Tensor, num_items: torch.Tensor | int, num_in_batch: torch.Tensor | int | None) -> torch.Tensor:
+    divisor = num_items if num_in_batch is None else num_in_batch
+    # A number is no tensor, which would have to be brought to the device.
+    return total / (divisor.to(total.device).clamp(min=1) if torch.is_tensor(divisor) else max(divisor, 1))

@@ -9,8 +9,7 @@ from torch import nn
 from transformers.modeling_outputs import SequenceClassifierOutput
 
 from .configuration_sktformer import SKTformerConfig
-from .losses import classification_loss
-from .modeling_sktformer import SKTformerHeadModel, classifier_dropout
+from .modeling_sktformer import SKTformerForSequenceClassification, SKTformerHeadModel, classifier_dropout
 from .sequences import pool_tokens
 
 
@@ -53,6 +52,7 @@ class SKTformerForSequenceMatching(SKTformerHeadModel):
     _auto_class = "AutoModelForNextSentencePrediction"
     output_class = SequenceClassifierOutput
     takes_choices = True
+    _loss = SKTformerForSequenceClassification._loss
 
     def __init__(self, config: SKTformerConfig):
         super().__init__(config)
@@ -71,6 +71,3 @@ class SKTformerForSequenceMatching(SKTformerHeadModel):
     def _score(self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
         pooled = pool_tokens(hidden_states, attention_mask, self.config.classifier_pooling)  # (B, 2, d)
         return self.classifier(*pooled.unbind(dim=1))
-
-    def _loss(self, logits: torch.Tensor, labels: torch.Tensor, num_items: torch.Tensor | int | None) -> torch.Tensor:
-        return classification_loss(logits, labels, self.config.problem_type, num_items)

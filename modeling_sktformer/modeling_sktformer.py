@@ -15,7 +15,7 @@ import os
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypedDict, cast
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, cast
 
 import torch
 from torch import nn
@@ -284,10 +284,10 @@ class SKTformerPreTrainedModel(PreTrainedModel):
 
     def set_kernels(self, kernels: Literal["auto", "eager"]) -> None:
         """
-        Choose what computes single operations: `"auto"` faster kernels where they apply, `"eager"` plain code alone.
+        Choose what computes a batch: `"auto"` kernels and forms that are faster for it, `"eager"` plain code alone.
 
-        What stands beside a sequence in a batch of the same shape changes no bit of its outputs, with either. With
-        another number of sequences products may be rounded differently.
+        What stands beside a sequence in a batch of the same shape changes no bit of its outputs, with either. Another
+        number of sequences changes roundings alone, and with `"eager"` not which operators compute them.
 
         Raises:
             huggingface_hub.errors.StrictDataclassFieldValidationError: for anything else.
@@ -495,7 +495,8 @@ class SKTformerModel(SKTformerPreTrainedModel):
             outputs.last_hidden_state = places.restore(outputs.last_hidden_state)
             for name, dim in (("hidden_states", 1), ("attentions", 2)):
                 captured = outputs.get(name)
-                if captured is not None and not places.in_place():
+                # As it is, if it can be, where outputs may be asked for their gradients with respect to it.
+                if captured and not (getattr(captured[-1], "requires_grad", False) and places.in_place()):
                     outputs[name] = tuple(places.restore(states, dim) for states in captured)
         return outputs
 
@@ -546,7 +547,8 @@ class SKTformerHeadModel(SKTformerPreTrainedModel):
     """
     An encoder with a head, whose class says what `labels` and `logits` are; all else is the same for every head.
 
-    A head defines `_score`, and `_loss` if it is not the one here.
+    A head defines `_score`, and `_loss` if it is not the one here. What a user sets as `model.loss_function`, a
+    function of logits, labels and `num_items_in_batch`, stands in the place of `_loss`.
     """
 
     output_class: type[ModelOutput]
@@ -591,7 +593,8 @@ class SKTformerHeadModel(SKTformerPreTrainedModel):
             hidden_states = hidden_states.flatten(0, 1).index_select(0, labelled)
             labels = labels.flatten().index_select(0, labelled)
         logits = self._score(hidden_states, attention_mask)
-        loss = None if labels is None else self._loss(logits, labels, kwargs.get("num_items_in_batch"))
+        measure, num_items = getattr(self, "_loss_function", self._loss), kwargs.get("num_items_in_batch")
+        loss = None if labels is None else measure(logits, labels, num_items_in_batch=num_items)
         result = self.output_class(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
         )
@@ -605,8 +608,8 @@ class SKTformerHeadModel(SKTformerPreTrainedModel):
         """The logits; this class has no head of its own, which every class below it brings."""
         raise NotImplementedError
 
-    def _loss(self, logits: torch.Tensor, labels: torch.Tensor, num_items: torch.Tensor | int | None) -> torch.Tensor:
-        return cross_entropy(logits.flatten(0, -2), labels.flatten(), num_items)
+    def _loss(self, logits: torch.Tensor, labels: torch.Tensor, **options: Any) -> torch.Tensor:
+        return cross_entropy(logits.flatten(0, -2), labels.flatten(), **options)
 
 
 class SKTformerForMaskedLM(SKTformerHeadModel):
@@ -685,8 +688,8 @@ class SKTformerForSequenceClassification(SKTformerHeadModel):
     def _score(self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
         return self.classifier(hidden_states, attention_mask)
 
-    def _loss(self, logits: torch.Tensor, labels: torch.Tensor, num_items: torch.Tensor | int | None) -> torch.Tensor:
-        return classification_loss(logits, labels, self.config.problem_type, num_items)
+    def _loss(self, logits: torch.Tensor, labels: torch.Tensor, **options: Any) -> torch.Tensor:
+        return classification_loss(logits, labels, self.config.problem_type, **options)
 
 
 class SKTformerForTokenClassification(SKTformerHeadModel):
@@ -776,7 +779,8 @@ class SKTformerForQuestionAnswering(SKTformerPreTrainedModel):
         if start_positions is not None and end_positions is not None:
             positions = torch.stack([start_positions.flatten(), end_positions.flatten()])
             positions = positions.masked_fill((positions < 0) | (positions >= logits.shape[1]), IGNORE_INDEX)
-            loss = (cross_entropy(start_logits, positions[0]) + cross_entropy(end_logits, positions[1])) / 2
+            measure = getattr(self, "_loss_function", cross_entropy)  # as in [`SKTformerHeadModel`], of either end
+            loss = (measure(start_logits, positions[0]) + measure(end_logits, positions[1])) / 2
         result = QuestionAnsweringModelOutput(
             loss=loss,
             start_logits=start_logits.contiguous(),

@@ -178,17 +178,11 @@ class Smoother(nn.Module):
         stem, fourier_convolution = self.convolution_stem, self.fourier_convolution
         if fourier_convolution is None:
             return hidden_states if stem is None else stem(hidden_states, sequences)
-        if stem is not None and circle.waves is not None and _can_fold(stem, fourier_convolution):
-            return stem.forward_folded(hidden_states, fourier_convolution, sequences, circle)
+        if stem is not None and circle.waves is not None:
+            parts = {stem: ConvolutionStem, stem.convolution: nn.Conv1d, fourier_convolution: FourierConvolution}
+            if all(map(is_plain, parts, parts.values())):
+                return stem.forward_folded(hidden_states, fourier_convolution, sequences, circle)
         smoothed = fourier_convolution(hidden_states, circle)
         if stem is None:
             return smoothed + hidden_states
         return stem(torch.cat([sequences.zero_padding(smoothed), hidden_states], dim=-1), sequences)
-
-
-def _can_fold(stem: ConvolutionStem, fourier_convolution: FourierConvolution) -> bool:
-    return (
-        is_plain(stem, ConvolutionStem)
-        and is_plain(stem.convolution, nn.Conv1d)
-        and is_plain(fourier_convolution, FourierConvolution)
-    )

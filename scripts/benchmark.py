@@ -31,12 +31,13 @@ from experiments.benchmark.report import open_section, save_section
 MODES = ["training", "inference"]
 # What stands for flags that are not given: of all but --count, and of --count.
 DEFAULTS: dict[str, Any] = {
-    **{"models": [name for name in MODELS if name != "sktformer-best"], "size": ["lra"]},
+    **{"models": [name for name in MODELS if not name.startswith("sktformer-")], "size": ["lra"]},
     **{"lengths": [512, 1024, 2048, 3072, 4096, 8192, 16384]},
     **{"batch_size": 32, "dropout": [0.0, 0.1], "precision": "float32", "modes": MODES},
 }
 COUNT_DEFAULTS: dict[str, Any] = {
-    **{"models": ["sktformer", "bert-sdpa", "modernbert", "nystromformer", "fnet"], "size": ["base"]},
+    "models": ["sktformer", "sktformer-eager", "bert-sdpa", "modernbert", "nystromformer", "fnet"],
+    "size": ["base"],
     **{"lengths": [512, 4096], "tokens_per_batch": 16384, "dropout": [0.0], "precision": "bfloat16"},
 }
 
@@ -45,7 +46,7 @@ COUNT_DEFAULTS: dict[str, Any] = {
 class BenchmarkArguments(MeasurementArguments):
     """What is measured and where it goes."""
 
-    models: list[str] = flag([], "By default all but -best; five to --count.", MODELS)
+    models: list[str] = flag([], "By default all but -eager and -best; six to --count.", MODELS)
     size: list[str] = flag([], "By default lra; base to --count.", SIZES)
     lengths: list[int] = flag([], "Tokens in an input, by default 512 to 16,384.")
     batch_size: int | None = flag(None, "Inputs in a batch, by default 32.")

@@ -33,6 +33,7 @@ from modeling_sktformer import (
     SKTformerConfig,
     SKTformerForMaskedLM,
     SKTformerForMultipleChoice,
+    SKTformerForPrediction,
     SKTformerForQuestionAnswering,
     SKTformerForSequenceClassification,
     SKTformerForSequenceMatching,
@@ -334,6 +335,21 @@ def test_a_misspelt_keyword_is_an_error(model_class):
         model(**inputs, labls=inputs["input_ids"])
 
 
+@pytest.mark.parametrize("model_class", HEADS, ids=lambda c: c.__name__)
+def test_a_misspelt_keyword_is_an_error_in_every_head(model_class):
+    model, batch = make_model(model_class), make_batch([12, 7])
+    inputs = in_pairs(batch.inputs()) if model_class in PAIR_HEADS else batch.inputs()
+    inputs["atention_mask"] = inputs.pop("attention_mask")
+    with pytest.raises(TypeError, match="no keyword `atention_mask`; did you mean `attention_mask`"):
+        model(**inputs, **batch.labels(model_class))
+
+
+def test_a_misspelt_keyword_is_an_error_in_a_forecaster():
+    model = SKTformerForPrediction(make_config(context_length=16, prediction_length=4, num_input_channels=2))
+    with pytest.raises(TypeError, match="no keyword `past_observd_mask`; did you mean `past_observed_mask`"):
+        model(torch.zeros(1, 16, 2), past_observd_mask=torch.ones(1, 16, 2))
+
+
 @pytest.mark.parametrize("model_class", [SKTformerModel, SKTformerForMaskedLM])
 def test_a_configuration_without_return_dict_gives_tuples(model_class, tmp_path):
     model = make_float32_model(model_class)
@@ -471,6 +487,41 @@ def test_adapters_act_like_their_merged_weights(switched_off, projection):
     model(**make_inputs()).last_hidden_state.square().sum().backward()
     for layer in model.encoder.layers:
         assert getattr(layer.attention, projection).up.weight.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize("model_class", [*MODELS, SKTformerForPrediction], ids=lambda c: c.__name__)
+def test_a_name_that_adapters_are_put_on_is_of_one_kind(model_class):
+    """Libraries of adapters go by the ends of names: `output` is no part of the layers, as it is in other models."""
+    places: dict[str, set[str]] = {}
+    for name, module in model_class(make_config()).named_modules():
+        if isinstance(module, (nn.Linear, nn.Conv1d)):
+            *parents, own = name.split(".")
+            places.setdefault(own, set()).add(re.sub(r"\d+", "*", ".".join(parents)))
+    assert places.keys() >= {"query", "key", "value", "out_proj", "convolution"}
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}
+
+
+def test_an_adapter_is_loaded_on_a_model_with_another_head(tmp_path):
+    peft = pytest.importorskip("peft")
+    make_float32_model(SKTformerForMaskedLM).save_pretrained(tmp_path / "base")
+    inputs = make_inputs()
+
+    def load(seed):
+        """The same checkpoint, with what it has not drawn from a seed."""
+        torch.manual_seed(seed)
+        options = {"landmark_seed": seed, "num_labels": 3}
+        return SKTformerForSequenceClassification.from_pretrained(tmp_path / "base", **options)
+
+    targets = ["query", "value", "out_proj", "up_proj", "down_proj"]
+    lora = peft.LoraConfig(task_type="SEQ_CLS", r=2, target_modules=targets, init_lora_weights=False)
+    adapted = peft.get_peft_model(load(0), lora).eval()
+    adapted.save_pretrained(tmp_path / "adapter")
+    other = load(1).eval()
+    loaded = peft.PeftModel.from_pretrained(other, tmp_path / "adapter").eval()
+    expected = adapted(**inputs).logits
+    assert torch.equal(loaded(**inputs).logits, expected)
+    with loaded.disable_adapter():
+        assert not torch.allclose(loaded(**inputs).logits, expected)
 
 
 # Pipelines
@@ -705,6 +756,14 @@ def test_the_presets_are_the_published_sizes():
         assert (config.num_hidden_layers, config.hidden_size, config.intermediate_size) == sizes
         assert config.head_dim == 64
         assert config.use_smoother_residual == name.endswith("-best")
+
+
+def test_the_defaults_are_those_of_base():
+    base = load_preset("sktformer-base").to_dict()
+    assert base.pop("architectures") == ["SKTformerForMaskedLM"]
+    defaults = SKTformerConfig().to_dict()
+    defaults.pop("architectures")
+    assert defaults == base
 
 
 def test_an_installed_wheel_carries_the_presets(tmp_path):

@@ -13,7 +13,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.flop_counter import FlopCounterMode
 from transformers.utils.logging import info_once
 
-from modeling_sktformer import SKTformerForSequenceClassification, SKTformerModel, kernels
+from modeling_sktformer import SKTformerForSequenceClassification, SKTformerModel, circle, kernels, load_preset
 from modeling_sktformer.attention import SkeletonAttention
 from modeling_sktformer.kernels import Dropout, choose_kernel, is_plain
 from modeling_sktformer.position_batch_norm import PositionBatchNorm
@@ -102,6 +102,24 @@ def test_looking_on_changes_no_bit_of_a_training_step(taken):
         assert_identical(training_step(model), expected)
         handle.remove()
     assert taken == taken[: len(taken) // 7] * 7
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *["attention.query", "attention.key", "attention.value"],
+        *["smoother.convolution_stem", "smoother.convolution_stem.convolution", "smoother.fourier_convolution"],
+    ],
+)
+def test_looking_on_where_weights_are_read_changes_roundings_alone(name, taken, monkeypatch):
+    monkeypatch.setattr(circle, "count_multiply_adds", lambda *sizes: (1, 0))  # stems are folded
+    model, seen = make_classifier(**DROPOUT), []
+    expected = training_step(model)
+    module = model.get_submodule(f"sktformer.encoder.layers.0.{name}")
+    module.register_forward_hook(lambda *call: seen.append(call))
+    assert_equal(training_step(model), expected)
+    assert len(seen) == 1
+    assert taken == taken[: len(taken) // 2] * 2
 
 
 def test_outputs_are_the_same_without_gradients(taken):
@@ -222,6 +240,21 @@ def test_how_many_stand_beside_a_sequence_changes_roundings_alone(kernels):
         assert (other - first).abs().max() < 1e-5
 
 
+@pytest.mark.parametrize("preset", ["sktformer-tiny", "sktformer-mini"])
+def test_plain_code_computes_a_sequence_alone_as_in_every_batch(preset):
+    torch.manual_seed(0)
+    model = SKTformerModel(load_preset(preset, vocab_size=30, num_hidden_layers=2, kernels="eager")).eval()
+    tokens, mask = torch.randint(30, (16, 512)), (torch.arange(512) < torch.arange(500, 340, -10)[:, None]).long()
+    with torch.no_grad():
+        first, *others = (
+            model(tokens[:size], attention_mask=mask[:size]).last_hidden_state[0, :500] for size in (1, 2, 16)
+        )
+        narrower = model(tokens[:1, :500]).last_hidden_state[0]
+    for other in others:
+        assert torch.equal(other, first)
+    assert (narrower - first).abs().max() < 1e-5
+
+
 # Modules whose weights are read
 
 
@@ -283,7 +316,11 @@ def test_projections_without_bias_are_called(name, attention):
     assert_equal(attend(attention, states), expected)
 
 
-@pytest.mark.parametrize("frozen", [["query"], ["key", "value"], ["out_proj"], ["query", "key", "value", "out_proj"]])
+@pytest.mark.parametrize(
+    "frozen",
+    [["query"], ["key"], ["value"], ["key", "value"], ["out_proj"], ["query", "key", "value", "out_proj"]],
+    ids="-".join,
+)
 def test_frozen_weights_get_no_gradient_and_cost_none(frozen, attention):
     states = make_states(requires_grad=True)
 

@@ -2,10 +2,12 @@
 
 import itertools
 import math
+from typing import Any
 
 import pytest
 import torch
 from torch.profiler import profile
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import BertTokenizer
 
 from modeling_sktformer import (
@@ -13,8 +15,10 @@ from modeling_sktformer import (
     SKTformerForQuestionAnswering,
     SKTformerForSequenceClassification,
     SKTformerModel,
+    circle,
 )
 from modeling_sktformer.lengthening import extend_positions, resize_order
+from modeling_sktformer.losses import classification_loss
 from modeling_sktformer.position_batch_norm import PositionBatchNorm
 from modeling_sktformer.sequences import Landmarks, Sequences, draw_permutation, pool_tokens, select_landmarks
 from support.builders import (
@@ -37,6 +41,12 @@ from support.builders import (
 all_models = pytest.mark.parametrize("model_class", MODELS, ids=lambda c: c.__name__)
 all_heads = pytest.mark.parametrize("model_class", HEADS, ids=lambda c: c.__name__)
 both_norms = pytest.mark.parametrize("smoother_norm", ["batch_norm", "layer_norm"])
+SMOOTHERS: list[dict[str, Any]] = [
+    {"smoother_norm": "batch_norm"},
+    {"smoother_norm": "layer_norm"},
+    {"smoother_norm": "layer_norm", "use_smoother_residual": True},
+]
+all_smoothers = pytest.mark.parametrize("smoother", SMOOTHERS, ids=["batch_norm", "layer_norm", "residual"])
 both_modes = pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
 
 
@@ -58,11 +68,11 @@ def outcome(model, batch: Batch, side: str, width: int):
 
 
 @both_modes
-@both_norms
+@all_smoothers
 @pytest.mark.parametrize("pooling", ["cls", "mean"])
 @all_models
-def test_padding_changes_nothing(model_class, pooling, smoother_norm, training):
-    model = make_model(model_class, classifier_pooling=pooling, smoother_norm=smoother_norm).train(training)
+def test_padding_changes_nothing(model_class, pooling, smoother, training):
+    model = make_model(model_class, classifier_pooling=pooling, **smoother).train(training)
     batch = make_batch([12, 1, 7, 3])
     loss, rows, grads = outcome(model, batch, "right", 12)
     assert grads
@@ -279,10 +289,12 @@ def test_short_sequences_have_fewer_landmarks():
 
 
 @pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
-@both_norms
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@all_smoothers
 @all_heads
-def test_a_fully_padded_row_is_finite(model_class, smoother_norm, training):
-    model = make_model(model_class, smoother_norm=smoother_norm).train(training)
+def test_a_fully_padded_row_is_finite(model_class, smoother, attention, training):
+    model = make_model(model_class, **smoother).train(training)
+    model.set_attn_implementation(attention)
     batch = make_batch([9, 0, 0, 4])
     loss, _, grads = outcome(model, batch, "right", 12)
     assert loss.isfinite()
@@ -352,6 +364,27 @@ def test_labelled_tokens_are_looked_for_once():
     assert {event.key: event.count for event in profiler.key_averages()}["aten::nonzero"] == 1
 
 
+@all_heads
+def test_a_loss_function_that_is_set_is_taken(model_class):
+    model, batch = make_model(model_class).train(), make_batch([12, 7])
+    inputs, labels = batch.inputs(), batch.labels(model_class)
+    calls = []
+
+    def measure(logits, labels, num_items_in_batch=None, **options):
+        calls.append((logits, labels, num_items_in_batch))
+        return 7 * logits.sum()
+
+    usual = call(model, inputs, **labels).loss
+    model.loss_function = measure
+    output = call(model, inputs, **labels, num_items_in_batch=5)
+    if model_class is SKTformerForQuestionAnswering:
+        assert_equal(output.loss, 3.5 * (output.start_logits + output.end_logits).sum())
+    else:
+        assert_equal(output.loss, 7 * output.logits.sum())
+        assert [num_items for *_, num_items in calls] == [5]
+    assert output.loss != usual
+
+
 @pytest.mark.parametrize(
     "model_class", [h for h in HEADS if h is not SKTformerForQuestionAnswering], ids=lambda c: c.__name__
 )
@@ -375,9 +408,11 @@ def test_accumulated_losses_add_up_to_the_loss_of_the_whole_batch(model_class):
     assert_equal(sum(parts), whole)
 
 
-def test_no_tensor_grows_with_the_square_of_the_length():
+@pytest.mark.parametrize("folded", [False, True], ids=["direct", "folded"])
+@all_smoothers
+def test_no_tensor_grows_with_the_square_of_the_length(smoother, folded, monkeypatch):
     """Every intermediate result of a forward and backward pass grows no faster than the length."""
-    from torch.utils._python_dispatch import TorchDispatchMode
+    monkeypatch.setattr(circle, "count_multiply_adds", lambda *sizes: (folded, not folded))
 
     class LargestTensor(TorchDispatchMode):
         numel = 0
@@ -390,8 +425,8 @@ def test_no_tensor_grows_with_the_square_of_the_length():
             return result
 
     largest = {}
-    for length in (256, 1024, 4096):
-        config = make_config(max_position_embeddings=length, num_hidden_layers=1)
+    for length in (256, 512, 1024, 4096):
+        config = make_config(max_position_embeddings=length, num_hidden_layers=1, **smoother)
         model = SKTformerForMaskedLM(config).train()
         ids = torch.randint(VOCAB_SIZE, (2, length))
         mask = torch.ones_like(ids)
@@ -399,7 +434,55 @@ def test_no_tensor_grows_with_the_square_of_the_length():
         with LargestTensor() as watch:
             model(ids, attention_mask=mask, labels=ids).loss.backward()
         largest[length] = watch.numel / length
-    assert largest[4096] <= 1.02 * largest[256]
+    if folded:  # short transforms are products with waves, two for each frequency's real and imaginary part
+        assert [largest[length] for length in (256, 512)] == [2 * 258, 2 * 514]
+        assert largest[4096] <= 1.02 * largest[1024]
+    else:
+        assert largest[4096] <= 1.02 * largest[256]
+
+
+class NeverWait(TorchDispatchMode):
+    """Refuses what makes a host wait for the meta device, as for any: asking for a value, bringing one there."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        devices = {value.device for value in (*args, result) if isinstance(value, torch.Tensor)}
+        brought = func in (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default) and len(devices) > 1
+        if brought or func in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.lift_fresh.default):
+            raise AssertionError(f"{func} waits for the device")
+        return result
+
+
+@pytest.mark.parametrize("folded", [False, True], ids=["direct", "folded"])
+@pytest.mark.parametrize("masked", [False, True], ids=["whole", "masked"])
+@all_heads
+def test_no_step_waits_for_its_device(model_class, masked, folded, monkeypatch):
+    """But where labelled tokens are looked for."""
+    monkeypatch.setattr(circle, "count_multiply_adds", lambda *sizes: (folded, not folded))
+    model = make_model(model_class, sparse_prediction=False).to("meta").train()
+    batch = make_batch([12, 7])
+    inputs, labels = (
+        {name: values.to("meta") for name, values in fields.items()}
+        for fields in (batch.inputs(), batch.labels(model_class))
+    )
+    if not masked:
+        del inputs["attention_mask"]
+    num_items = {} if model_class is SKTformerForQuestionAnswering else {"num_items_in_batch": 4}
+    monkeypatch.delattr(torch, "tensor")  # which brings values to a device, and on this one shows no mode
+    with NeverWait():
+        for keywords in ({}, num_items):
+            call(model, inputs, **labels, **keywords).loss.backward()
+        with torch.no_grad():
+            call(model, inputs, output_hidden_states=True, output_attentions=True, output_feature_attentions=True)
+
+
+@pytest.mark.parametrize("labels", [torch.zeros(2, 3), torch.zeros(2, 1)], ids=["several", "regression"])
+def test_losses_of_numbers_do_not_wait_for_their_device(labels):
+    logits = torch.zeros_like(labels, device="meta", requires_grad=True)
+    labels = labels.to("meta")
+    with NeverWait():
+        for num_items in (None, 2):
+            classification_loss(logits, labels, None, num_items).backward()
 
 
 def test_the_mean_of_a_long_sequence_fits_into_half_precision():
@@ -409,10 +492,10 @@ def test_the_mean_of_a_long_sequence_fits_into_half_precision():
 
 
 @pytest.mark.parametrize("extension", ["tile", "last"])
-@both_norms
+@all_smoothers
 @pytest.mark.parametrize(("old", "new"), [(16, 32), (16, 17), (15, 32), (16, 12), (15, 11), (13, 64)])
-def test_lengthening_keeps_short_inputs(old, new, smoother_norm, extension):
-    model = make_model(SKTformerForMaskedLM, max_position_embeddings=old, smoother_norm=smoother_norm)
+def test_lengthening_keeps_short_inputs(old, new, smoother, extension):
+    model = make_model(SKTformerForMaskedLM, max_position_embeddings=old, **smoother)
     batch = make_batch([min(old, new) // 2, 3, 1])
     inputs = batch.inputs()
     expected = model(**inputs).logits
@@ -577,3 +660,26 @@ def test_compiles_without_a_graph_break(training):
     expected = model(**batch.inputs("left", 14)).last_hidden_state
     got = compiled(**batch.inputs("left", 14)).last_hidden_state
     assert_equal(got, expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("folded", [False, True], ids=["direct", "folded"])
+@pytest.mark.parametrize("checkpointing", [False, True], ids=["plain", "checkpointing"])
+def test_layers_compiled_alone_train_without_a_graph_break(checkpointing, folded, monkeypatch):
+    monkeypatch.setattr(circle, "count_multiply_adds", lambda *sizes: (folded, not folded))
+    dropout: dict[str, Any] = {
+        "hidden_dropout_prob": 0.1,
+        "attention_probs_dropout_prob": 0.1,
+        "smoother_dropout_prob": 0.1,
+    }
+    model = make_model(SKTformerForMaskedLM, **dropout).train()
+    batch = make_batch([12, 7])
+    if checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    for layer in model.sktformer.encoder.layers:
+        layer.compile(fullgraph=True, backend="aot_eager")
+    for _ in range(2):
+        loss, _, grads = outcome(model, batch, "left", 14)
+        assert loss.isfinite()
+        assert len(grads) == len(list(model.parameters()))
+        assert all(gradient.isfinite().all() for gradient in grads.values())

@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from modeling_sktformer import (
     SKTformerForMaskedLM,
@@ -14,10 +15,16 @@ from modeling_sktformer import (
     modeling_sktformer,
     smoothing,
 )
-from modeling_sktformer.circle import Circle, add_folded_stem, choose_circle, count_multiply_adds
+from modeling_sktformer.circle import Circle, add_folded_stem, choose_circle, count_multiply_adds, make_waves
 from modeling_sktformer.lengthening import resize_filter, short_transform_length, shorten_filter
 from modeling_sktformer.sequences import Sequences
-from modeling_sktformer.smoothing import FourierConvolution, Smoother, fourier_convolution
+from modeling_sktformer.smoothing import (
+    FourierConvolution,
+    Smoother,
+    average_segments,
+    convolve_tokens,
+    fourier_convolution,
+)
 from support.builders import call, gradients, make_batch, make_config, make_model, token_outputs
 from support.reference import naive_fourier_convolution
 
@@ -206,6 +213,13 @@ def test_stems_are_folded_in_wide_models_and_large_batches(sizes, folds):
     assert (circle_for(config, inputs)[1].waves is not None) == folds
 
 
+@pytest.mark.parametrize("batch_size", [1, 2, 64])
+def test_plain_code_convolves_every_batch_alike(batch_size):
+    config = make_config(hidden_size=768, num_segments=8, max_position_embeddings=512, kernels="eager")
+    for length in (9, 512):
+        assert circle_for(config, torch.empty(batch_size, length, 768, device="meta"))[1] == Circle(512)
+
+
 def make_smoother(**overrides) -> Smoother:
     smoother = Smoother(make_config(**overrides)).double().train()
     for parameter in smoother.parameters():
@@ -275,6 +289,39 @@ def test_a_wrapped_short_convolution_is_called(force):
     assert_same(smooth(smoother, make_config(), states, None), expected)
 
 
+class WrittenValues(TorchDispatchMode):
+    """Counts the values that operators write."""
+
+    num_values = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        results = func(*args, **(kwargs or {}))
+        written = results if isinstance(results, (tuple, list)) else (results,)
+        self.num_values += sum(value.numel() for value in written if isinstance(value, torch.Tensor))
+        return results
+
+
+@pytest.mark.parametrize("folded", [False, True])
+@pytest.mark.parametrize("frozen", ["fourier_convolution", "convolution_stem.convolution", "convolution_stem.norm"])
+def test_frozen_parts_of_the_smoother_get_no_gradient_and_cost_none(frozen, folded, force):
+    force(folded, short=False)
+    smoother, config = make_smoother(smoother_norm="layer_norm"), make_config(smoother_norm="layer_norm")
+    states = torch.randn(4, 16, WIDTH, dtype=torch.float64, requires_grad=True)
+
+    def count_values() -> int:
+        outputs = smooth(smoother, config, states, None)
+        with WrittenValues() as counter:
+            outputs.sum().backward()
+        return counter.num_values
+
+    trained = count_values()
+    smoother.zero_grad()
+    smoother.get_submodule(frozen).requires_grad_(False)
+    assert count_values() < trained
+    for name, parameter in smoother.named_parameters():
+        assert (parameter.grad is None) == name.startswith(frozen)
+
+
 def test_hooks_see_what_they_saw(force):
     """The activation and the dropout do not write into what came out of the norm."""
     smoother, seen = make_smoother(), []
@@ -303,6 +350,22 @@ def test_folded_stems_lose_no_more_under_autocast(dtype, products, force, monkey
         with torch.autocast("cpu", dtype):
             errors.append((smooth(smoother, config, states, None) - exact).norm())
     assert errors[1] < 2 * errors[0]
+
+
+@pytest.mark.parametrize(("dtype", "most"), [(torch.bfloat16, 0.005), (torch.float16, 0.0007), (torch.float32, 1e-6)])
+def test_products_with_waves_round_like_products(dtype, most):
+    """What the stem reads of the Fourier convolution of 512 positions, in types smaller than its own."""
+    width, length = 96, 512
+    states, filter = torch.randn(2, length, width).to(dtype), torch.randn(width, length // 2 + 1, 2)
+    weight = (0.1 * torch.randn(width, width, 3)).to(dtype)
+    smoothed = fourier_convolution(states.double(), filter.double(), NUM_SEGMENTS, length)
+    exact = convolve_tokens(smoothed, weight.double(), None)
+    waves = make_waves(3, Sequences(length), length, torch.float32, states.device)
+    assert waves.synthesis is not None
+    averages = average_segments(states, NUM_SEGMENTS)
+    found = add_folded_stem(torch.zeros_like(states), averages, filter, weight, Circle(length, waves))
+    assert found.dtype == dtype
+    assert (found - exact).norm() < most * exact.norm()
 
 
 @pytest.mark.parametrize("folded", [False, True])

@@ -157,10 +157,22 @@ def test_counts_are_written(tmp_path, monkeypatch):
             assert cells == ["takes no mask", *[""] * 5]
 
 
+def test_plain_code_is_counted_alike_in_every_batch():
+    (alone, together), (plain_alone, plain_together) = (
+        [
+            count_layer(replace(workload(name), size="base", length=512, batch_size=size), SETTING)["multiply_adds"]
+            for size in (1, 32)
+        ]
+        for name in ("sktformer", "sktformer-eager")
+    )
+    assert plain_alone == plain_together == alone > together
+
+
 def test_defaults_of_counting():
     arguments = benchmark.BenchmarkArguments(count=True)
     workloads = [workload for cell in arguments.cells for workload in cell.workloads]
     assert {(each.length, each.batch_size, each.positions) for each in workloads} == {(512, 32, 512), (4096, 4, 4096)}
-    assert [each.model for each in workloads[:5]] == ["sktformer", "bert-sdpa", "modernbert", "nystromformer", "fnet"]
+    models = ["sktformer", "sktformer-eager", "bert-sdpa", "modernbert", "nystromformer", "fnet"]
+    assert [each.model for each in workloads[:6]] == models
     assert {(each.size, each.mode, each.dropout) for each in workloads} == {("base", "training", 0.0)}
     assert (arguments.setting.precision, arguments.setting.device) == ("bfloat16", "meta")

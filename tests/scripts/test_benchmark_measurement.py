@@ -74,6 +74,14 @@ def test_memory_is_measured_and_limited_in_a_process_of_its_own():
     assert failure_reason(error.value) == OUT_OF_MEMORY
 
 
+def test_what_does_not_compile_is_said_without_its_page():
+    compiled = torch.compile(lambda states: states @ states, backend="eager")
+    with pytest.raises(Exception, match="fake tensor") as error:
+        compiled(torch.ones(2, 3))
+    assert failure_reason(error.value) == "does not compile"
+    assert failure_reason(RuntimeError("a sentence. And more.")) == "a sentence"
+
+
 def end_process():
     os.kill(os.getpid(), 9)
 

@@ -123,6 +123,11 @@ def test_sizes_are_the_papers_and_the_presets():
     assert build_sizes("tiny-best").use_smoother_residual
     residual = {name: build_config(workload(name), 1).to_dict().get("use_smoother_residual") for name in MODELS}
     assert [name for name, value in residual.items() if value] == ["sktformer-best"]
+
+
+def test_plain_code_has_a_row_of_its_own():
+    kernels = {name: build_config(workload(name), 1).to_dict().get("kernels") for name in MODELS}
+    assert [name for name, value in kernels.items() if value == "eager"] == ["sktformer-eager"]
     assert build_sizes("lra").hidden_size == 64
     assert (build_sizes("base").hidden_size, build_sizes("base", 2).num_hidden_layers) == (768, 2)
 

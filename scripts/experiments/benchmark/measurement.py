@@ -123,6 +123,8 @@ def failure_reason(error: BaseException) -> str:
     known = (OUT_OF_MEMORY, "can't allocate memory", "not enough memory", "memory error")
     if isinstance(error, MemoryError) or any(words in message.lower() for words in known):
         return OUT_OF_MEMORY
+    if type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
+        return "does not compile"  # whose message is a page
     words = message.split(". ")[0].rstrip(".")
     return (words if len(words) <= 80 else f"{words[:77]}...") or type(error).__name__
 

@@ -33,6 +33,9 @@ class Encoder:
 
 MODELS = {
     "sktformer": Encoder("SKTformer", "sktformer", "layer norm in the smoother, where the paper has batch norm."),
+    "sktformer-eager": Encoder(
+        "SKTformer (eager)", "sktformer", 'kernels="eager": no kernel, and every batch convolved as in a graph of it.'
+    ),
     "sktformer-best": Encoder("SKTformer, -best", "sktformer", "with the addition of the presets -best."),
     "bert-eager": Encoder("BERT (eager)", "bert"),
     "bert-sdpa": Encoder("BERT (SDPA)", "bert", "fused attention, on CPUs without dropout alone, as in other models."),
@@ -97,6 +100,8 @@ def build_config(workload: Workload, num_layers: int | None) -> PreTrainedConfig
         values["classifier_pooling"] = "mean"
     if name == "sktformer-best":
         values["use_smoother_residual"] = True
+    elif name == "sktformer-eager":
+        values["kernels"] = "eager"
     elif name == "reformer":
         # Positions are a grid, whose sides multiply to the length.
         rows = max(side for side in range(1, int(length**0.5) + 1) if length % side == 0)
