@@ -331,10 +331,9 @@ def run_in_process(children, command, **options):
     return 0
 
 
-@pytest.mark.parametrize("in_process", [True, pytest.param(False, marks=pytest.mark.slow)])
-def test_models_are_pre_trained_and_fine_tuned_alike(tmp_path, monkeypatch, in_process):
-    if in_process:
-        monkeypatch.setattr(runs.Children, "run", run_in_process)
+@pytest.fixture
+def small_glue(tmp_path, monkeypatch):
+    """The table `glue`, of two steps on made text; returns the flags of its data."""
     tasks = write_tasks(tmp_path / "glue")
     text = tmp_path / "text.txt"
     text.write_text("\n".join(row["sentence"] for row in make_rows(TASKS["sst2"], "train", 600)))
@@ -365,9 +364,29 @@ def test_models_are_pre_trained_and_fine_tuned_alike(tmp_path, monkeypatch, in_p
     )
     monkeypatch.setitem(TABLES, "glue", replace(table, stages=stages))
     flags = ["--train_file", text, "--validation_file", text, "--cache_dir", tmp_path / "cache", "--data_dir", tasks]
-    flags += ["--vocab_size", 120, "--seeds", 0, 1, "--learning_rates", 1e-3, 2e-3]
-    flags += ["--output_dir", tmp_path / "out", "--results_dir", tmp_path / "results"]
-    monkeypatch.setattr(sys, "argv", ["reproduce.py", "glue", *map(str, flags)])
+    flags += ["--vocab_size", 120, "--output_dir", tmp_path / "out", "--results_dir", tmp_path / "results"]
+    return list(map(str, flags))
+
+
+@pytest.mark.slow
+def test_a_table_starts_a_process_for_every_run(tmp_path, monkeypatch, small_glue):
+    flags = ["--seeds", "0", "--learning_rates", "1e-3"]
+    monkeypatch.setattr(sys, "argv", ["reproduce.py", "glue", *small_glue, *flags])
+    reproduce.main()
+    columns = json.loads((tmp_path / "results" / "glue.json").read_text())["columns"]
+    values = {column["title"]: column["values"] for column in columns}
+    for row, start in (("ours", "ours"), ("BERT", "ModernBERT"), ("mean", "ours")):
+        pretrained = read_metrics(tmp_path / "out" / "pretraining" / f"{start}-2-0.001-0")
+        assert values["pre-training loss"][row] == [pretrained["eval_loss"]]
+        for title, task in (("CoLA", "cola"), ("STS-B", "stsb")):
+            metrics = read_metrics(tmp_path / "out" / "glue" / f"{row}-{task}-0.001-0" / task)
+            assert values[title][row] == pytest.approx([100 * metrics["score"]])
+
+
+def test_models_are_pre_trained_and_fine_tuned_alike(tmp_path, monkeypatch, small_glue):
+    monkeypatch.setattr(runs.Children, "run", run_in_process)
+    flags = ["--seeds", "0", "1", "--learning_rates", "1e-3", "2e-3"]
+    monkeypatch.setattr(sys, "argv", ["reproduce.py", "glue", *small_glue, *flags])
     reproduce.main()
     results = json.loads((tmp_path / "results" / "glue.json").read_text())
     markdown = (tmp_path / "results" / "glue.md").read_text()
