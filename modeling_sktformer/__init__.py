@@ -10,12 +10,12 @@ from transformers import AutoConfig, AutoTokenizer, BertTokenizer
 
 from .configuration_sktformer import SKTformerConfig
 from .forecasting import SKTformerForPrediction
-from .matching import SKTformerForSequenceMatching, SKTformerMatchingHead
 from .modeling_sktformer import (
     SKTformerForMaskedLM,
     SKTformerForMultipleChoice,
     SKTformerForQuestionAnswering,
     SKTformerForSequenceClassification,
+    SKTformerForSequenceMatching,
     SKTformerForTokenClassification,
     SKTformerModel,
     SKTformerPreTrainedModel,
@@ -48,7 +48,6 @@ __all__ = [
     "SKTformerForSequenceClassification",
     "SKTformerForSequenceMatching",
     "SKTformerForTokenClassification",
-    "SKTformerMatchingHead",
     "SKTformerModel",
     "SKTformerPreTrainedModel",
     "available_presets",

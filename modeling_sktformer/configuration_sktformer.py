@@ -37,10 +37,8 @@ class SKTformerConfig(PreTrainedConfig):
         num_segments (`int`):
             Segments r that the columns are averaged into before the Fourier transform (Equation 6); divides
             `hidden_size`.
-        num_landmark_tokens (`int`):
-            Sampled tokens s1 that every token attends to; at most `max_position_embeddings`.
-        num_landmark_features (`int`):
-            Sampled columns s2 per head that every feature attends to; at most the width of a head.
+        num_landmark_tokens (`int`): Sampled tokens s1 that every token attends to; at most `max_position_embeddings`.
+        num_landmark_features (`int`): Sampled columns s2 per head that its features attend to; at most its width.
         landmark_seed (`int`): Seed of the samples, which are drawn once and saved with the weights.
         conv_kernel_size (`int`): Width of the convolution stem in tokens, odd.
         smoother_norm (`"batch_norm"` or `"layer_norm"`):
@@ -59,7 +57,8 @@ class SKTformerConfig(PreTrainedConfig):
             paper's: what the few coefficients that the branches read of a token leave out reaches the next part of the
             layer.
         use_mlp (`bool`): Off: layers have no feed-forward part, as in the paper's forecaster.
-        classifier_pooling (`"cls"` or `"mean"`): Sequence heads read the first real token, or the mean of all.
+        classifier_pooling (`"cls"`, `"mean"` or `"mean_std"`): Sequence heads read the first real token, the mean of
+            all, or mean and standard deviation.
         sparse_prediction (`bool`):
             Whether the masked-LM head computes logits at labelled positions only while training; without labels and
             in evaluation mode logits are always complete.
@@ -137,7 +136,7 @@ class SKTformerConfig(PreTrainedConfig):
     use_token_attention: bool = True
     use_feature_attention: bool = True
     use_smoother_residual: bool = False
-    classifier_pooling: Literal["cls", "mean"] = "cls"
+    classifier_pooling: Literal["cls", "mean", "mean_std"] = "cls"
     sparse_prediction: bool = True
     kernels: Literal["auto", "eager"] = "auto"
     use_mlp: bool = True

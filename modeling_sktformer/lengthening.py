@@ -77,11 +77,10 @@ def extend_positions(values: torch.Tensor, new_num_positions: int, extension: st
     a `ValueError` for another.
     """
     positions, num_positions = torch.arange(new_num_positions, device=values.device), values.shape[0]
-    if extension == "tile":
-        return values[positions % num_positions].clone()
-    if extension == "last":
-        return values[positions.clamp(max=num_positions - 1)].clone()
-    raise ValueError(f'`extension` must be "tile" or "last", got "{extension}".')
+    sources = {"tile": positions % num_positions, "last": positions.clamp(max=num_positions - 1)}
+    if extension not in sources:
+        raise ValueError(f'`extension` must be "tile" or "last", got "{extension}".')
+    return values[sources[extension]]
 
 
 def resize_order(order: torch.Tensor, new_size: int, fresh_order: torch.Tensor) -> torch.Tensor:

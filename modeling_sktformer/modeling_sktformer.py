@@ -15,7 +15,7 @@ import os
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, cast
+from typing import Any, Literal, TypedDict, cast
 
 import torch
 from torch import nn
@@ -43,13 +43,8 @@ from .kernels import Dropout
 from .lengthening import extend_positions, resize_order
 from .losses import IGNORE_INDEX, classification_loss, cross_entropy
 from .position_batch_norm import PositionBatchNorm
-from .sequences import Landmarks, Sequences, TokenPlaces, draw_permutation, pool_tokens, select_landmarks
+from .sequences import Landmarks, SequencePooling, Sequences, TokenPlaces, draw_permutation, select_landmarks
 from .smoothing import FourierConvolution, Smoother
-
-
-if TYPE_CHECKING:
-    # Never run, as it would be circular. Files that a file imports are saved with it, and loaded with `AUTO_MAP`.
-    from .matching import SKTformerForSequenceMatching  # noqa: F401
 
 
 AUTO_MAP = {
@@ -60,7 +55,7 @@ AUTO_MAP = {
     "AutoModelForTokenClassification": "modeling_sktformer.SKTformerForTokenClassification",
     "AutoModelForQuestionAnswering": "modeling_sktformer.SKTformerForQuestionAnswering",
     "AutoModelForMultipleChoice": "modeling_sktformer.SKTformerForMultipleChoice",
-    "AutoModelForNextSentencePrediction": "matching.SKTformerForSequenceMatching",
+    "AutoModelForNextSentencePrediction": "modeling_sktformer.SKTformerForSequenceMatching",
 }
 
 
@@ -230,8 +225,8 @@ class SKTformerPreTrainedModel(PreTrainedModel):
         "attentions": OutputRecorder(SkeletonAttention, index=1),
         "feature_attentions": OutputRecorder(SkeletonAttention, index=2),
     }
-    # Statistics are sums of many small steps, which half precision loses; filters are transformed in float32.
-    _keep_in_fp32_modules_strict = ["running_mean", "running_var", "filter"]
+    # Half precision loses sums of many small steps and small differences; filters are transformed in float32.
+    _keep_in_fp32_modules_strict = ["running_mean", "running_var", "filter", "pooling"]
 
     def __init__(self, config: SKTformerConfig, *inputs, **kwargs):
         for name in ("hidden_act", "smoother_activation"):
@@ -254,6 +249,9 @@ class SKTformerPreTrainedModel(PreTrainedModel):
             init.zeros_(module.bias)
             init.zeros_(module.running_mean)
             init.ones_(module.running_var)
+        elif isinstance(module, SequencePooling):
+            init.zeros_(module.center)
+            init.ones_(module.scale)
         elif isinstance(module, SkeletonAttention) and self.config.use_feature_attention:
             init.copy_(module.landmark_features, module.draw_landmark_features())
         elif isinstance(module, SKTformerEncoder) and self.config.use_token_attention:
@@ -646,21 +644,27 @@ class SKTformerForMaskedLM(SKTformerHeadModel):
 
 class SKTformerClassificationHead(nn.Module):
     """
-    Scores of a sequence: its first real token or the mean of all (`classifier_pooling`), linear, tanh, linear.
+    Scores of a sequence: pooled and standardised ([`SequencePooling`]), linear, tanh, linear.
 
     It is called `classifier` in the models, which is what adapters' libraries train and save beside the adapter.
     """
 
+    num_parts = 1  # that `combine` makes of what is pooled
+
     def __init__(self, config: SKTformerConfig, num_labels: int):
         super().__init__()
-        self.pooling = config.classifier_pooling
-        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.pooling = SequencePooling(config)
+        self.dense = nn.Linear(self.num_parts * self.pooling.width, config.hidden_size)
         self.dropout = nn.Dropout(classifier_dropout(config))
         self.output = nn.Linear(config.hidden_size, num_labels)
 
     def forward(self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
-        pooled = pool_tokens(hidden_states, attention_mask, self.pooling)
+        pooled = self.combine(self.pooling(hidden_states, attention_mask))
         return self.output(self.dropout(torch.tanh(self.dense(pooled))))
+
+    def combine(self, pooled: torch.Tensor) -> torch.Tensor:
+        """What the first linear reads: all that is pooled, `(..., width)`."""
+        return pooled
 
 
 def classifier_dropout(config: SKTformerConfig) -> float:
@@ -732,6 +736,52 @@ class SKTformerForMultipleChoice(SKTformerHeadModel):
 
     def _score(self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
         return self.classifier(hidden_states, attention_mask).squeeze(-1)
+
+
+class SKTformerMatchingHead(SKTformerClassificationHead):
+    """Scores of pairs `(B, 2, S, d)` with masks `(B, 2, S)`, pooled to a and b: those of [a, b, a * b, a - b]."""
+
+    num_parts = 4
+
+    def combine(self, pooled: torch.Tensor) -> torch.Tensor:
+        """Map `(B, 2, width)` to `(B, 4 width)`."""
+        first, second = pooled.unbind(dim=1)
+        return torch.cat([first, second, first * second, first - second], dim=-1)
+
+
+class SKTformerForSequenceMatching(SKTformerHeadModel):
+    """
+    SKTformer with a matching head: says how two sequences belong together, for instance whether one cites the other
+    (Retrieval in "Long Range Arena: A Benchmark for Efficient Transformers", Section 2.2.3).
+
+    The encoder reads each of them by itself and `config.classifier_pooling` pools it (`"mean"` is recommended). No
+    Auto class is made for this; it is registered with `AutoModelForNextSentencePrediction`, transformers' own for two
+    sequences and a yes or no. Inputs and labels are those of multiple choice with two choices, not that class's:
+    `(batch_size, 2, sequence_length)`, and `(batch_size, 2, sequence_length, hidden_size)` for `inputs_embeds`;
+    others are a `ValueError`. In hidden states and attentions the sequences are rows of the batch, first and second in
+    turn: `(batch_size * 2, ...)`.
+
+    `labels` and `logits` are as in [`SKTformerForSequenceClassification`], of the pairs.
+    """
+
+    _auto_class = "AutoModelForNextSentencePrediction"
+    output_class = SequenceClassifierOutput
+    takes_choices = True
+    _score, _loss = SKTformerForSequenceClassification._score, SKTformerForSequenceClassification._loss
+
+    def __init__(self, config: SKTformerConfig):
+        super().__init__(config)
+        self.classifier = SKTformerMatchingHead(config, self.num_labels)
+        self.post_init()
+
+    def _flatten_choices(self, *inputs: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        for name, values, num_axes in (("input_ids", inputs[0], 3), ("inputs_embeds", inputs[-1], 4)):
+            if values is not None and (values.dim() != num_axes or values.shape[1] != 2):
+                raise ValueError(
+                    f"`{name}` has shape {tuple(values.shape)}, this model reads pairs of sequences: (batch_size, 2, "
+                    f"sequence_length{', hidden_size' if num_axes == 4 else ''})."
+                )
+        return super()._flatten_choices(*inputs)
 
 
 class SKTformerForQuestionAnswering(SKTformerPreTrainedModel):

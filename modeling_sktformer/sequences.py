@@ -112,9 +112,8 @@ class TokenPlaces:
 
     def to_front(self, values: torch.Tensor | None) -> torch.Tensor | None:
         """Bring `(B or 1, S, ...)` into the order of the ranks."""
-        if values is None:
-            return None
-        return _gather(values.expand(self.places.shape[0], *values.shape[1:]), self.places, 1)
+        rows = self.places.shape[0]
+        return None if values is None else _gather(values.expand(rows, *values.shape[1:]), self.places, 1)
 
     def restore(self, values: torch.Tensor | None, dim: int = 1) -> torch.Tensor | None:
         """Bring values whose axis `dim` is in the order of the ranks back to the input's order."""
@@ -132,22 +131,46 @@ def _gather(values: torch.Tensor, index: torch.Tensor, dim: int) -> torch.Tensor
     return values.gather(dim, index.view(shape).expand_as(values))
 
 
-def pool_tokens(hidden_states: torch.Tensor, attention_mask: torch.Tensor | None, pooling: str) -> torch.Tensor:
+class SequencePooling(nn.Module):
     """
-    Pool hidden states `(..., S, d)` over real tokens, 1 in a mask `(..., S)`, wherever the padding stands.
+    What heads of sequences read: hidden states pooled by `config.classifier_pooling`, then standardised.
 
-    The `pooling` is `"cls"` for the first real token, `"mean"` for the mean of all, which is zero for none. Returns
-    `(..., d)`.
+    `"cls"` is the first real token, `"mean"` the mean of all, `"mean_std"` mean and standard deviation, the statistics
+    pooling of [Snyder et al.](https://doi.org/10.21437/Interspeech.2017-620). Pooled over many tokens, texts differ
+    little beside what all have in common, on which a new head would spend a short training: `center` and `scale`, 0
+    and 1 until [`calibrate`] measures them, take that out.
     """
-    if pooling == "mean":
-        if attention_mask is None:
-            return hidden_states.mean(dim=-2)
-        mask = attention_mask.bool().unsqueeze(-1)
+
+    center: torch.Tensor
+    scale: torch.Tensor
+
+    def __init__(self, config):
+        super().__init__()
+        self.pooling = config.classifier_pooling
+        self.width = config.hidden_size * (2 if self.pooling == "mean_std" else 1)
+        self.register_buffer("center", torch.zeros(self.width))
+        self.register_buffer("scale", torch.ones(self.width))
+
+    def forward(self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
+        """Pool `(..., S, d)` over real tokens, 1 in a mask `(..., S)`, wherever the padding stands: `(..., width)`."""
         # In half precision the sum of a long sequence is beyond the largest number.
         dtype = torch.promote_types(hidden_states.dtype, torch.float32)
-        total = (hidden_states * mask).sum(dim=-2, dtype=dtype)
-        return (total / mask.sum(dim=-2).clamp(min=1)).to(hidden_states.dtype)
-    if attention_mask is None:
-        return hidden_states[..., 0, :]
-    first = attention_mask.bool().int().argmax(dim=-1)
-    return hidden_states.gather(-2, first[..., None, None].expand_as(hidden_states[..., :1, :])).squeeze(-2)
+        mask = hidden_states.new_ones(hidden_states.shape[:-1]) if attention_mask is None else attention_mask
+        mask = mask.bool().unsqueeze(-1)
+        if self.pooling == "cls":
+            first = mask.int().argmax(dim=-2, keepdim=True)
+            pooled = hidden_states.gather(-2, first.expand_as(hidden_states[..., :1, :])).squeeze(-2)
+        else:
+            num_tokens = mask.sum(dim=-2).clamp(min=1)
+            pooled = (hidden_states * mask).sum(dim=-2, dtype=dtype) / num_tokens
+        if self.pooling == "mean_std":
+            squares = (hidden_states - pooled.unsqueeze(-2)).square()
+            variance = (squares * mask).sum(dim=-2) / num_tokens
+            pooled = torch.cat([pooled, (variance + 1e-12).sqrt()], dim=-1)  # the root of 0 has no slope
+        return ((pooled - self.center) / self.scale).to(hidden_states.dtype)
+
+    @torch.no_grad()
+    def calibrate(self, pooled: torch.Tensor) -> None:
+        """Standardise what has been pooled of some examples, `(num_examples, width)`."""
+        self.center.add_(pooled.mean(dim=0) * self.scale)
+        self.scale.mul_(pooled.std(dim=0).clamp(min=1e-6))

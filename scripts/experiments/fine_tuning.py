@@ -275,7 +275,7 @@ def run_trial(job: Job, trial: Trial, arguments: dict[str, Any], announces: bool
     args.run_name = " ".join(filter(None, (args.run_name, job.name, trial.name)))
     set_seed(args.seed)
     model = job.build_model()
-    if trains and args.calibrate_head:
+    if trains and args.calibrate_head and getattr(model, "has_new_head", True):
         calibrate_head(model, job.splits["train"], job.collator, args.device)
     if announces:
         counts = ", ".join(f"{name} {len(examples):,}" for name, examples in job.splits.items())

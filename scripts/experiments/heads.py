@@ -9,6 +9,8 @@ from torch import nn
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel
 
+from modeling_sktformer.sequences import SequencePooling
+
 
 Collator: TypeAlias = Callable[[list[Any]], dict[str, Any]]  # makes a batch of examples
 # So many of them say how the inputs of a head vary.
@@ -17,19 +19,21 @@ _CALIBRATION_EXAMPLES = 256
 
 def calibrate_head(model: PreTrainedModel, examples: Dataset, collator: Collator, device: torch.device) -> None:
     """
-    Make the first layer of a new head give outputs of mean 0 and variance 1, each over some of the examples.
+    Standardise what a new head reads, to mean 0 and variance 1, each over some of the examples.
 
     What is pooled over many tokens differs little from one text to the next, so that a head with small weights takes
-    most of a short training to begin to tell texts apart. After Section 3 of [All you need is a good
-    init](https://arxiv.org/abs/1511.06422), with the mean taken out too.
+    most of a short training to begin to tell texts apart. Heads that keep what they standardise by
+    ([`SequencePooling`]) get that; of others the first layer's outputs are scaled by its weights, after Section 3 of
+    [All you need is a good init](https://arxiv.org/abs/1511.06422), with the mean taken out too.
     """
-    outputs: dict[nn.Linear, list[torch.Tensor]] = {}
+    outputs: dict[Any, list[torch.Tensor]] = {}
 
-    def note(layer: nn.Linear, _: Any, output: torch.Tensor) -> None:
-        if output.dim() == 2:  # one vector for an example, and not one for each of its tokens
-            outputs.setdefault(layer, []).append(output)
+    def note(module: nn.Module, _: Any, output: torch.Tensor) -> None:
+        if output.dim() == 2 or isinstance(module, SequencePooling):  # not one vector for each token
+            outputs.setdefault(module, []).append(output.flatten(0, -2))
 
-    hooks = [layer.register_forward_hook(note) for layer in model.modules() if isinstance(layer, nn.Linear)]
+    layers: list[Any] = [module for module in model.modules() if isinstance(module, (nn.Linear, SequencePooling))]
+    hooks = [layer.register_forward_hook(note) for layer in layers]
     chosen = examples.select(range(0, len(examples), -(-len(examples) // _CALIBRATION_EXAMPLES)))
     model.to(device).eval()  # type: ignore[arg-type]
     with torch.no_grad():
@@ -38,6 +42,9 @@ def calibrate_head(model: PreTrainedModel, examples: Dataset, collator: Collator
         for hook in hooks:
             hook.remove()
         for layer, read in [(layer, torch.cat(batches)) for layer, batches in outputs.items()][:1]:
+            if isinstance(layer, SequencePooling):
+                layer.calibrate(read)
+                return
             scale = read.std(dim=0).clamp(min=1e-6).reciprocal()
             layer.weight.mul_(scale.unsqueeze(1))
             if layer.bias is not None:

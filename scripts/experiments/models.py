@@ -263,9 +263,10 @@ def load_classifier(
     _check_encoder(model, untrained, what)
     if untrained and not new_head:
         raise UserError(f"{what} has no classification head ({untrained[0]} is missing); fine-tune it first.")
+    replaced = new_head and bool(labels) and not untrained and _answers_otherwise(trained_words, labels)
     if not new_head:
         _check_labels(trained_words, labels, what)
-    elif labels and not untrained and _answers_otherwise(trained_words, labels):
+    elif replaced:
         # The sizes fit, and rows of the head would be taken for those of other labels.
         if not arguments.ignore_mismatched_sizes:
             classes = f"{', '.join(map(str, trained_words))}, and these are {', '.join(labels)}"
@@ -276,6 +277,7 @@ def load_classifier(
     if mismatched and not arguments.ignore_mismatched_sizes:
         head = f"a classification head for {trained_labels} labels, and {model.config.num_labels} are needed"
         raise UserError(f"{what} has {head}; pass --ignore_mismatched_sizes to start with a new head.")
+    model.has_new_head = bool(untrained) or replaced  # type: ignore[assignment]
     return model
 
 

@@ -74,7 +74,6 @@ CODE = {
     "kernels.py",
     "lengthening.py",
     "losses.py",
-    "matching.py",
     "modeling_sktformer.py",
     "position_batch_norm.py",
     "sequences.py",

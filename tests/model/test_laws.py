@@ -20,7 +20,7 @@ from modeling_sktformer import (
 from modeling_sktformer.lengthening import extend_positions, resize_order
 from modeling_sktformer.losses import classification_loss
 from modeling_sktformer.position_batch_norm import PositionBatchNorm
-from modeling_sktformer.sequences import Landmarks, Sequences, draw_permutation, pool_tokens, select_landmarks
+from modeling_sktformer.sequences import Landmarks, SequencePooling, Sequences, draw_permutation, select_landmarks
 from support.builders import (
     HEADS,
     MODELS,
@@ -69,7 +69,7 @@ def outcome(model, batch: Batch, side: str, width: int):
 
 @both_modes
 @all_smoothers
-@pytest.mark.parametrize("pooling", ["cls", "mean"])
+@pytest.mark.parametrize("pooling", ["cls", "mean", "mean_std"])
 @all_models
 def test_padding_changes_nothing(model_class, pooling, smoother, training):
     model = make_model(model_class, classifier_pooling=pooling, **smoother).train(training)
@@ -485,10 +485,33 @@ def test_losses_of_numbers_do_not_wait_for_their_device(labels):
             classification_loss(logits, labels, None, num_items).backward()
 
 
-def test_the_mean_of_a_long_sequence_fits_into_half_precision():
+@pytest.mark.parametrize("pooling", ["mean", "mean_std"])
+def test_what_is_pooled_of_a_long_sequence_fits_into_half_precision(pooling):
     states = torch.full((1, 16_384, 2), 5.0, dtype=torch.float16)
-    mask = torch.ones(1, 16_384, dtype=torch.long)
-    assert torch.equal(pool_tokens(states, mask, "mean"), pool_tokens(states, None, "mean"))
+    states[:, ::2] = 255.0
+    expected = torch.tensor([[130.0] * 2 + [125.0] * 2 * (pooling == "mean_std")])
+    pool = SequencePooling(make_config(hidden_size=2, classifier_pooling=pooling))
+    for mask in (torch.ones(1, 16_384, dtype=torch.long), None):
+        torch.testing.assert_close(pool(states, mask).float(), expected)
+
+
+def test_calibration_standardises_what_heads_read_and_is_done_anew_alike():
+    model = make_model(SKTformerForSequenceClassification, classifier_pooling="mean_std")
+    model.load_state_dict(SKTformerForSequenceClassification(model.config).double().state_dict())
+    pooling, inputs = model.classifier.pooling, make_batch([12, 5, 9, 7]).inputs()
+    states = model.sktformer(**inputs).last_hidden_state
+    for _ in range(2):
+        pooling.calibrate(pooling(states, inputs["attention_mask"]))
+        pooled = pooling(states, inputs["attention_mask"])
+        assert_equal(pooled.mean(0), torch.zeros(24, dtype=torch.float64))
+        assert_equal(pooled.std(0), torch.ones(24, dtype=torch.float64))
+
+
+def test_a_token_alone_has_a_deviation_without_infinite_slopes():
+    model = make_model(SKTformerForSequenceClassification, classifier_pooling="mean_std").train()
+    batch = make_batch([1, 1])
+    model(**batch.inputs(), **batch.labels(SKTformerForSequenceClassification)).loss.backward()
+    assert all(torch.isfinite(gradient).all() for gradient in gradients(model).values())
 
 
 @pytest.mark.parametrize("extension", ["tile", "last"])

@@ -3,23 +3,26 @@
 import pytest
 import torch
 
-from modeling_sktformer import SKTformerForSequenceMatching, SKTformerMatchingHead
+from modeling_sktformer import SKTformerForSequenceMatching
 from support.builders import Batch, assert_equal, in_pairs, make_batch, make_model
 
 
 BATCH = make_batch([12, 3, 7, 16])
 
 
-@pytest.mark.parametrize("pooling", ["cls", "mean"])
+@pytest.mark.parametrize("pooling", ["cls", "mean", "mean_std"])
 def test_a_pair_is_two_sequences_read_alone_and_the_head_on_what_they_are_pooled_to(pooling):
     model = make_model(SKTformerForSequenceMatching, classifier_pooling=pooling)
-    head = SKTformerMatchingHead(hidden_size=12, num_labels=3, dropout=0.5).double().eval()
-    head.load_state_dict(model.classifier.state_dict())
+    head = model.classifier
     pooled = []
     for tokens, types in zip(BATCH.sequences, BATCH.token_types, strict=True):
         (states,) = model.sktformer(**Batch([tokens], [types]).inputs()).last_hidden_state
-        pooled.append(states[:1] if pooling == "cls" else states.mean(0, keepdim=True))
-    expected = torch.cat([head(pooled[0], pooled[1]), head(pooled[2], pooled[3])])
+        read = states[:1] if pooling == "cls" else states.mean(0, keepdim=True)
+        if pooling == "mean_std":
+            read = torch.cat([read, states.std(0, correction=0, keepdim=True)], dim=1)
+        pooled.append((read - head.pooling.center) / head.pooling.scale)
+    pairs = [torch.cat([a, b, a * b, a - b], dim=1) for a, b in (pooled[:2], pooled[2:])]
+    expected = head.output(torch.tanh(head.dense(torch.cat(pairs))))
     assert_equal(model(**in_pairs(BATCH.inputs("left"))).logits, expected)
 
 

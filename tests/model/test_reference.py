@@ -114,7 +114,7 @@ def test_encoder_equals_its_equations(variant, training):
 
 
 @pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
-@pytest.mark.parametrize("pooling", ["cls", "mean"])
+@pytest.mark.parametrize("pooling", ["cls", "mean", "mean_std"])
 @pytest.mark.parametrize("model_class", MODELS, ids=lambda c: c.__name__)
 def test_heads_equal_their_equations(model_class, pooling, training):
     check_model(model_class, training, classifier_pooling=pooling)

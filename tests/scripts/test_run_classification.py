@@ -392,7 +392,13 @@ def test_a_head_goes_on_with_its_own_labels(run, files, tmp_path):
     model.config.label2id = {name: n for n, name in model.config.id2label.items()}
     model.save_pretrained(trained)
     flags = ["--train_file", files / "train.csv", "--validation_file", files / "train.csv", "--learning_rate", 0]
-    assert read_metrics(run(*flags, model=trained, epochs=1))["eval_accuracy"] > 0.8
+    further = run(*flags, "--calibrate_head", model=trained, epochs=1)
+    assert read_metrics(further)["eval_accuracy"] > 0.8
+    kept = SKTformerForSequenceClassification.from_pretrained(further).classifier.state_dict()
+    # By the names of the labels: no calibration moves what is trained.
+    assert sorted(kept["output.bias"].tolist()) == sorted(model.classifier.output.bias.tolist())
+    for name in ("pooling.center", "pooling.scale", "dense.weight", "dense.bias"):
+        assert torch.equal(kept[name], model.classifier.state_dict()[name]), name
     rows = [row | {"label": row["label"] + "!"} for row in read_table(files / "train.csv")]
     renamed = write_table(tmp_path / "renamed.csv", {name: [row[name] for row in rows] for name in rows[0]})
     flags = ["--train_file", renamed, "--validation_file", renamed, "--learning_rate", 0, "--overwrite"]

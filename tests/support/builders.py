@@ -63,7 +63,7 @@ def make_model(model_class, seed: int = 0, **overrides):
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
             if tensor.is_floating_point():
                 noise = torch.randn_like(tensor)
-                if "running_var" in name:
+                if name.endswith(("running_var", "pooling.scale")):
                     tensor.copy_(noise.exp())
                 elif name.endswith("norm.weight"):
                     tensor.copy_(1 + 0.3 * noise)

@@ -204,16 +204,22 @@ def naive_masked_lm_logits(weights: Weights, config, states: Tensor) -> Tensor:
 
 
 def naive_pooled_logits(weights: Weights, config, states: Tensor) -> Tensor:
-    return naive_classifier(under(weights, "classifier"), naive_pooling(config, states))
+    return naive_classifier(under(weights, "classifier"), naive_pooling(weights, config, states))
 
 
 def naive_matching_logits(weights: Weights, config, first: Tensor, second: Tensor) -> Tensor:
-    a, b = naive_pooling(config, first), naive_pooling(config, second)
+    a, b = (naive_pooling(weights, config, states) for states in (first, second))
     return naive_classifier(under(weights, "classifier"), torch.cat([a, b, a * b, a - b]))
 
 
-def naive_pooling(config, states: Tensor) -> Tensor:
-    return states[0] if config.classifier_pooling == "cls" else states.mean(0)
+def naive_pooling(weights: Weights, config, states: Tensor) -> Tensor:
+    mean = states.mean(0)
+    pooled = {
+        "cls": lambda: states[0],
+        "mean": lambda: mean,
+        "mean_std": lambda: torch.cat([mean, (((states - mean) ** 2).mean(0) + 1e-12).sqrt()]),
+    }[config.classifier_pooling]()
+    return (pooled - weights["classifier.pooling.center"]) / weights["classifier.pooling.scale"]
 
 
 def naive_classifier(weights: Weights, features: Tensor) -> Tensor:

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
 from transformers import (
     AutoConfig,
     AutoModel,
@@ -22,9 +21,7 @@ from experiments.lra.tasks import Task
 from experiments.models import SizedModelArguments, known_overrides, override_fields
 from modeling_sktformer import SKTformerConfig, SKTformerForSequenceClassification, SKTformerForSequenceMatching
 from modeling_sktformer.losses import classification_loss
-from modeling_sktformer.matching import SKTformerMatchingHead
-from modeling_sktformer.modeling_sktformer import SKTformerClassificationHead, classifier_dropout
-from modeling_sktformer.sequences import pool_tokens
+from modeling_sktformer.modeling_sktformer import SKTformerClassificationHead, SKTformerMatchingHead
 
 
 _SKTFORMER = SKTformerConfig.model_type
@@ -67,11 +64,8 @@ class EncoderForSequences(PreTrainedModel):
         super().__init__(config)
         self.encoder = encoder
         head, num_labels = SKTformerConfig(**config.head_config), int(config.num_labels or 0)
-        self.classifier: nn.Module = (
-            SKTformerClassificationHead(head, num_labels)
-            if config.per_example == 1
-            else SKTformerMatchingHead(head.hidden_size, num_labels, classifier_dropout(head))
-        )
+        head_class = SKTformerClassificationHead if config.per_example == 1 else SKTformerMatchingHead
+        self.classifier = head_class(head, num_labels)
         self._takes_mask = takes_mask(self.encoder)
         self.post_init()
 
@@ -92,11 +86,7 @@ class EncoderForSequences(PreTrainedModel):
         flat_mask = None if attention_mask is None else attention_mask.view(-1, length)
         inputs = {"attention_mask": flat_mask} if self._takes_mask and flat_mask is not None else {}
         states = self.encoder(input_ids.view(-1, length), **inputs).last_hidden_state
-        if self.config.per_example == 1:
-            logits = self.classifier(states, flat_mask)
-        else:
-            pooled = pool_tokens(states, flat_mask, "mean").unflatten(0, (-1, 2))
-            logits = self.classifier(pooled[:, 0], pooled[:, 1])
+        logits = self.classifier(states.unflatten(0, input_ids.shape[:-1]), attention_mask)
         loss = None if labels is None else classification_loss(logits, labels, "single_label_classification", None)
         return SequenceClassifierOutput(loss=loss, logits=logits)
 
