@@ -66,7 +66,7 @@ class FineTuningArguments(progress.RunArguments):
     search_batch_sizes: list[int] = flag([16, 32], "Global batches.")
     early_stopping_patience: int | None = flag(None, "Stop after so many evaluations without a new best; keep that.")
     head_learning_rate: float | None = flag(None, "Rate of what stands behind the encoder, if it has its own.")
-    calibrate_head: bool = flag(False, "Scale a new head by what it reads of some training examples.")
+    calibrate_head: bool = flag(False, "Standardise what a new head reads, by some training examples.")
 
     def __post_init__(self) -> None:
         several, patience = self.search or self.seeds > 1, self.early_stopping_patience
