@@ -171,6 +171,7 @@ class SequencePooling(nn.Module):
 
     @torch.no_grad()
     def calibrate(self, pooled: torch.Tensor) -> None:
-        """Standardise what has been pooled of some examples, `(num_examples, width)`."""
-        self.center.add_(pooled.mean(dim=0) * self.scale)
-        self.scale.mul_(pooled.std(dim=0).clamp(min=1e-6))
+        """Standardise what `forward` gives for some examples, `(num_examples, width)`; what is constant stays so."""
+        std, mean = torch.std_mean(pooled.to(self.center.dtype), dim=0, correction=0)
+        self.center.add_(mean * self.scale)
+        self.scale.mul_(torch.where(std > 1e-6, std, 1.0))

@@ -45,10 +45,11 @@ def calibrate_head(model: PreTrainedModel, examples: Dataset, collator: Collator
             if isinstance(layer, SequencePooling):
                 layer.calibrate(read)
                 return
-            scale = read.std(dim=0).clamp(min=1e-6).reciprocal()
+            std, mean = torch.std_mean(read, dim=0, correction=0)
+            scale = torch.where(std > 1e-6, std, 1.0).reciprocal()
             layer.weight.mul_(scale.unsqueeze(1))
             if layer.bias is not None:
-                layer.bias.sub_(read.mean(dim=0)).mul_(scale)
+                layer.bias.sub_(mean).mul_(scale)
 
 
 def set_head_rate(optimizer: torch.optim.Optimizer, model: Any, rate: float) -> None:

@@ -504,7 +504,11 @@ def test_calibration_standardises_what_heads_read_and_is_done_anew_alike():
         pooling.calibrate(pooling(states, inputs["attention_mask"]))
         pooled = pooling(states, inputs["attention_mask"])
         assert_equal(pooled.mean(0), torch.zeros(24, dtype=torch.float64))
-        assert_equal(pooled.std(0), torch.ones(24, dtype=torch.float64))
+        assert_equal(pooled.std(0, correction=0), torch.ones(24, dtype=torch.float64))
+    scale = pooling.scale.clone()
+    pooling.calibrate(pooled[:1])  # which says nothing of how texts differ
+    assert_equal(pooling.scale, scale)
+    assert_equal(pooling(states[:1], inputs["attention_mask"][:1]), torch.zeros(1, 24, dtype=torch.float64))
 
 
 def test_a_token_alone_has_a_deviation_without_infinite_slopes():

@@ -566,7 +566,7 @@ def test_every_trial_is_a_run_in_trackers(tmp_path, monkeypatch):
 
 
 def test_a_new_head_begins_where_texts_differ(tmp_path):
-    sizes: dict[str, Any] = {"hidden_size": 16, "num_hidden_layers": 1, "intermediate_size": 16, "vocab_size": 30}
+    sizes: dict[str, Any] = {"hidden_size": 16, "num_hidden_layers": 1, "intermediate_size": 16, "num_labels": 3}
     bert: Any = BertForSequenceClassification(BertConfig(num_attention_heads=2, **sizes))
     ours, examples = make_job().build_model(), make_examples(64, 1)
     for model, layer in ((ours, ours.classifier.pooling), (bert, bert.bert.pooler.dense)):
@@ -575,7 +575,7 @@ def test_a_new_head_begins_where_texts_differ(tmp_path):
         layer.register_forward_hook(lambda layer, inputs, output, outputs=outputs: outputs.append(output))
         model.eval()(**pad(list(examples)))
         assert torch.allclose(outputs[0].mean(dim=0), torch.zeros(1), atol=1e-4)
-        assert torch.allclose(outputs[0].std(dim=0), torch.ones(1), atol=1e-3)
+        assert torch.allclose(outputs[0].std(dim=0, correction=0), torch.ones(1), atol=1e-3)
     run(tmp_path / "run", calibrate_head=True, learning_rate=0.0)
     assert weights(tmp_path / "run")["classifier.pooling.scale"].max() < 1
     with pytest.raises(UserError, match="calibrate_head: True there, none here"):
