@@ -136,9 +136,9 @@ class SequencePooling(nn.Module):
     What heads of sequences read: hidden states pooled by `config.classifier_pooling`, then standardised.
 
     `"cls"` is the first real token, `"mean"` the mean of all, `"mean_std"` mean and standard deviation, the statistics
-    pooling of [Snyder et al.](https://doi.org/10.21437/Interspeech.2017-620). Pooled over many tokens, texts differ
-    little beside what all have in common, on which a new head would spend a short training: `center` and `scale`, 0
-    and 1 until [`calibrate`] measures them, take that out.
+    pooling of "Deep Neural Network Embeddings for Text-Independent Speaker Verification". Pooled over many tokens,
+    texts differ little beside what all have in common, on which a new head would spend a short training: `center` and
+    `scale`, 0 and 1 until [`calibrate`] measures them, take that out.
     """
 
     center: torch.Tensor
@@ -166,7 +166,7 @@ class SequencePooling(nn.Module):
         if self.pooling == "mean_std":
             squares = (hidden_states - pooled.unsqueeze(-2)).square()
             variance = (squares * mask).sum(dim=-2) / num_tokens
-            pooled = torch.cat([pooled, (variance + 1e-12).sqrt()], dim=-1)  # the root of 0 has no slope
+            pooled = torch.cat([pooled, (variance + 1e-12).sqrt()], dim=-1)  # at 0 the root is too steep
         return ((pooled - self.center) / self.scale).to(hidden_states.dtype)
 
     @torch.no_grad()
