@@ -380,17 +380,22 @@ def test_a_new_model_is_described_by_what_is_not_the_default():
 
 @pytest.mark.parametrize("smoother_norm", ["batch_norm", "layer_norm"])
 def test_merged_adapters_are_loaded_as_they_answered(tokenizer, tmp_path, smoother_norm):
-    pytest.importorskip("peft")
-    base = load(save_sktformer(tmp_path / "base", smoother_norm=smoother_norm))
+    peft = pytest.importorskip("peft")
+    start = save_sktformer(tmp_path / "base", smoother_norm=smoother_norm)
+    base = load(start)
     fit_length(base, tokenizer, 40)
-    statistics = {name: value.clone() for name, value in base.named_buffers()}
-    adapted = train_two_steps(add_lora(base, LoraArguments(lora=True, lora_rank=2)))
+    statistics = {name: value.clone() for name, value in base.named_buffers() if "classifier" not in name}
+    adapted = add_lora(base, LoraArguments(lora=True, lora_rank=2))
+    (pooling,) = {module for name, module in adapted.named_modules() if name.endswith("default.pooling")}
+    pooling.calibrate(2 + 3 * torch.randn(5, pooling.width))
+    adapted = train_two_steps(adapted)
     trained = {name.split(".lora_")[0] for name, p in adapted.named_parameters() if p.requires_grad}
     assert not any("embeddings" in name or "filter" in name for name in trained)
     assert any("mlp.up_proj" in name for name in trained)
     assert any("classifier" in name and ".dense" in name for name in trained)
-    for name, value in base.named_buffers():
-        assert torch.equal(value, statistics[name]), name
+    after = dict(base.named_buffers())
+    for name, value in statistics.items():
+        assert torch.equal(after[name], value), name
     ids = torch.randint(5, 100, (3, 40))
     expected = adapted(input_ids=ids).logits
     merged = merge_adapters(adapted, tmp_path / "merged" / "adapter")
@@ -398,6 +403,11 @@ def test_merged_adapters_are_loaded_as_they_answered(tokenizer, tmp_path, smooth
     assert isinstance(loaded, SKTformerForSequenceClassification)
     assert loaded.config.id2label == {0: "negative", 1: "positive"}
     torch.testing.assert_close(loaded(input_ids=ids).logits, expected)
+    assert torch.equal(loaded.classifier.pooling.scale, pooling.scale)
+    other = load(start)
+    fit_length(other, tokenizer, 40)
+    alone = peft.PeftModel.from_pretrained(other, tmp_path / "merged" / "adapter").eval()
+    torch.testing.assert_close(alone(input_ids=ids).logits, expected)
 
 
 def test_an_adapter_is_saved_for_peft_and_names_no_place(tokenizer, tmp_path):
