@@ -109,7 +109,7 @@ def test_layers_compiled_alone_fold_as_the_plain_code_does(monkeypatch):
 
 @pytest.mark.parametrize("model_class", PAIR_HEADS)
 def test_heads_of_pairs_export(model_class):
-    model = make_model(model_class).eval()
+    model = make_model(model_class, classifier_pooling="mean_std").eval()
     pairs = in_pairs(make_batch([12, 7, 3, 5]).inputs("left", 13))
     dynamic = {name: {0: Dim.DYNAMIC, 2: Dim.DYNAMIC} for name in pairs}
     graph = torch.export.export(model, (), pairs, dynamic_shapes=dynamic).module()
@@ -124,7 +124,7 @@ def test_heads_of_pairs_export(model_class):
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_onnx_has_the_same_numbers(model_class, smoother_norm, num_positions, tmp_path):
     overrides = {"smoother_norm": smoother_norm, "max_position_embeddings": num_positions}
-    model = make_model(model_class, classifier_pooling="mean", **overrides).float().eval()
+    model = make_model(model_class, classifier_pooling="mean_std", **overrides).float().eval()
     example = make_batch([12, 7, 3]).inputs("left", 13)
     path = tmp_path / "model.onnx"
     options: dict[str, Any] = {"dynamic_shapes": DYNAMIC, "output_names": ["logits"], "dynamo": True}
