@@ -41,15 +41,17 @@ def calibrate_head(model: PreTrainedModel, examples: Dataset, collator: Collator
             model(**{name: value.to(device) for name, value in batch.items()})
         for hook in hooks:
             hook.remove()
-        for layer, read in [(layer, torch.cat(batches)) for layer, batches in outputs.items()][:1]:
-            if isinstance(layer, SequencePooling):
-                layer.calibrate(read)
-                return
-            std, mean = torch.std_mean(read, dim=0, correction=0)
-            scale = torch.where(std > 1e-6, std, 1.0).reciprocal()
-            layer.weight.mul_(scale.unsqueeze(1))
-            if layer.bias is not None:
-                layer.bias.sub_(mean).mul_(scale)
+        if not outputs:
+            return
+        layer, batches = next(iter(outputs.items()))
+        if isinstance(layer, SequencePooling):
+            layer.calibrate(torch.cat(batches))
+            return
+        std, mean = torch.std_mean(torch.cat(batches), dim=0, correction=0)
+        scale = torch.where(std > 1e-6, std, 1.0).reciprocal()
+        layer.weight.mul_(scale.unsqueeze(1))
+        if layer.bias is not None:
+            layer.bias.sub_(mean).mul_(scale)
 
 
 def set_head_rate(optimizer: torch.optim.Optimizer, model: Any, rate: float) -> None:
