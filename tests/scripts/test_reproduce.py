@@ -432,41 +432,47 @@ def test_books_are_attributed_to_their_authors(tmp_path, monkeypatch):
             | {"validation_fraction": 0.25}
         ),
         "second.yaml": yaml.safe_dump({**shared, "max_steps": 4, "calibrate_head": True}),
+        "third.yaml": yaml.safe_dump({**shared, "max_steps": 2, "learning_rate": 1e-4}),
         "first.txt": f"--run_name ours --config_overrides {small}\n"
         f"--run_name untrained --max_steps 1 --learning_rate 0 --config_overrides {small}\n"
         f"--run_name BERT --model_type bert --config_overrides {small}\n",
         "second.txt": "--run_name ours --model_name_or_path ours --config_overrides classifier_pooling=mean "
         "--baseline tfidf\n--run_name scratch --model_name_or_path untrained\n"
         "--run_name BERT --model_name_or_path BERT\n",
+        "third.txt": "--run_name ours --model_name_or_path ours --baseline tfidf\n"
+        "--run_name scratch --model_name_or_path scratch\n",
     }
     for name, content in files.items():
         (tmp_path / name).write_text(content)
-    table = TABLES["authorship"]
-    short, long = table.stages[1].cases
+    table = TABLES["authorship_long"]
     stages = [
         replace(stage, runs=str(tmp_path / f"{name}.txt"), recipes=(str(tmp_path / f"{name}.yaml"),))
-        for stage, name in zip(table.stages, ("first", "second"), strict=True)
+        for stage, name in zip(table.stages, ("first", "second", "third"), strict=True)
     ]
-    cases = (
-        replace(short, flags=(*short.flags, "--excerpt_length", "32")),
-        replace(long, flags=(*long.flags, "--excerpt_length", "64"), rows=("ours",)),
-    )
-    stages[1] = replace(stages[1], cases=cases, learning_rates=(1e-2,))
+    for number, length, rates in ((1, 32, (1e-2,)), (2, 64, ())):
+        (case,) = stages[number].cases
+        case = replace(case, flags=(*case.flags, "--excerpt_length", str(length)))
+        stages[number] = replace(stages[number], cases=(case,), learning_rates=rates)
     # What other tables say of a recipe is not in these short ones.
-    monkeypatch.setitem(TABLES, "authorship", replace(table, text="{data}.", stages=tuple(stages)))
+    monkeypatch.setitem(TABLES, "authorship_long", replace(table, text="{data}.", stages=tuple(stages)))
     flags = ["--train_file", tmp_path / "train" / "*.txt", "--test_file", tmp_path / "test" / "*.txt"]
     flags += ["--cache_dir", tmp_path / "cache", "--vocab_size", 60, "--seeds", 0, 1]
     flags += ["--output_dir", tmp_path / "out", "--results_dir", tmp_path / "results"]
-    monkeypatch.setattr(sys, "argv", ["reproduce.py", "authorship", *map(str, flags)])
+    monkeypatch.setattr(sys, "argv", ["reproduce.py", "authorship_long", *map(str, flags)])
     reproduce.main()
-    markdown = (tmp_path / "results" / "authorship.md").read_text()
-    columns = [f"{what} right (%), {case.title}" for what in ("excerpts", "books") for case in (short, long)]
-    rates = [f"learning rate, {case.title}" for case in (short, long)]
-    assert cells(markdown, "") == ["parameters", "pre-training loss", *columns, *rates]
-    assert cells(markdown, "TF-IDF")[2:6] == ["100.0"] * 4
-    assert [cell == "-" for cell in cells(markdown, "BERT")] == [False, False, False, True] + [False, True] * 2
+    markdown = (tmp_path / "results" / "authorship_long.md").read_text()
+    short, long = ([measure.title for measure in stage.measures] for stage in table.stages[1:])
+    assert cells(markdown, "") == ["parameters", "pre-training loss", *short, "learning rate, 512 tokens", *long]
+    linear = cells(markdown, "TF-IDF")
+    assert [*linear[2:4], *linear[5:]] == ["100.0"] * 4
+    assert "| BERT " not in markdown  # whose lengths cannot grow
+    assert "-" not in cells(markdown, "scratch")
     out = tmp_path / "out" / "authorship"
-    tuned = out / "fine-tuning" / "ours-4096-0.01-1"
+    assert {path.name for path in (out / "fine-tuning").iterdir() if path.is_dir()} == {
+        f"{row}-512-0.01-{seed}" for row in ("ours", "scratch") for seed in (0, 1)
+    }
+    tuned = out / "longer" / "ours-4096-1"
+    assert read_metrics(tuned)["started_from"] == "ours-512-0.01-1"
     results = json.loads((tuned / "report.json").read_text())["test, this model"]
     assert {f"test_{name}": value for name, value in results.items()}.items() <= read_metrics(tuned).items()
     assert AutoConfig.from_pretrained(tuned).max_position_embeddings == 64

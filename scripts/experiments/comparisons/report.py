@@ -38,10 +38,11 @@ def write_table(
     """Write `NAME.md`, `NAME.json` and the pictures of a table from the outcomes of its stages; gives the Markdown."""
     last, rows = outcomes[-1], table.stages[-1].rows()
     columns: list[Column] = []
-    for stage, of_stage in zip(table.stages, outcomes, strict=True):
-        # The row of an earlier stage that a row of the table starts from.
-        sources = {row: row if of_stage is last else start_of(arguments) for row, arguments in rows.items()}
-        columns += _build_columns(stage, of_stage, sources)
+    sources = {row: row for row in rows}  # the rows of a stage that those of the table start from
+    for stage, of_stage in reversed([*zip(table.stages, outcomes, strict=True)]):
+        columns = _build_columns(stage, of_stage, sources) + columns
+        started = stage.rows()
+        sources = {row: start_of(started.get(source, ())) for row, source in sources.items()}
     cells_run = {f"{row}-{key}": o for of_stage in outcomes for (row, key), o in of_stage.items()}
     measured = [m for of_stage in outcomes for o in of_stage.values() for m in o.metrics]
     environments = [m["environment"] for m in measured]

@@ -71,7 +71,6 @@ class Case:
     flags: tuple[str, ...] = ()
     max_steps: int | None = None  # where no recipe says it
     minutes: float | None = None  # in place of steps: as many as a row takes in this time by those of a short run
-    rows: tuple[str, ...] = ()  # the only ones that can be run on it; by default all
 
     @property
     def key(self) -> str:
@@ -174,17 +173,21 @@ def run_stages(stages: Sequence[Stage], given: Mapping[str, Any], arguments: Com
     """
     Run what is not finished of a table, with the flags of data that were `given`.
 
-    In a second stage `--model_name_or_path NAME` stands for the run of that row of the first with the same seed; rows
-    of the first that none starts from are not run. A row that names none starts from scratch. Raises a `UserError` if
-    a run fails, a row diverges at every rate, or a row starts from one that is not there.
+    In a later stage `--model_name_or_path NAME` stands for the run of that row of the stage before with the same seed;
+    rows that none starts from are not run. A row that names none starts from scratch. Raises a `UserError` if a run
+    fails, a row diverges at every rate, or a row starts from one that is not there.
     """
-    outcomes: list[Outcomes] = [{}]
-    for number, stage in enumerate(stages):
+    chosen: list[dict[str, tuple[str, ...]]] = []
+    starts: set[str] = set()
+    for stage in reversed(stages):
         rows = stage.rows()
-        starts = {start_of(row) for later in stages[number + 1 :] for row in later.rows().values()} - {""}
         if not starts <= set(rows):
-            raise UserError(f"{stages[-1].runs}: every --model_name_or_path must be one of {', '.join(rows)}.")
-        rows = {name: row for name, row in rows.items() if not starts or name in starts}
+            lacking = f"{stage.runs} has no row {', '.join(sorted(starts - set(rows)))}"
+            raise UserError(f"{lacking}: every --model_name_or_path must be one of {', '.join(rows)}.")
+        chosen.append({name: row for name, row in rows.items() if not starts or name in starts})
+        starts = {start_of(row) for row in chosen[-1].values()} - {""}
+    outcomes: list[Outcomes] = [{}]
+    for stage, rows in zip(stages, reversed(chosen), strict=True):
         outcomes.append(_StageRuns(stage, rows, given, arguments, outcomes[-1]).run())
     return outcomes[1:]
 
@@ -202,7 +205,7 @@ class _StageRuns:
         choice = self.stage.learning_rates and (self.arguments.learning_rates or self.stage.learning_rates)
         own = {name: flag_values(row).get("learning_rate") for name, row in self.rows.items()}
         rates = {name: (float(rate),) if choice and rate else choice for name, rate in own.items()}
-        cells = [(name, case) for case in self.stage.cases for name in self.rows if name in (case.rows or self.rows)]
+        cells = [(name, case) for case in self.stage.cases for name in self.rows]
         steps = self.arguments.search_steps or self.stage.search_steps
         chooses = {case: self.stage.cases[0] if self.stage.one_rate else case for case in self.stage.cases}
         tried: dict[tuple[str, str], dict[float, Run]] = {}
