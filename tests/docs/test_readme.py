@@ -111,14 +111,18 @@ def test_the_guide_to_long_documents(tmp_path):
         for author, start in (("gray", 0), ("moss", 7)):
             text = " ".join(f"{words[(start + n * n) % len(words)]}" for n in range(30_000))
             (tmp_path / "novels" / part / f"{author}_{part}_1900.txt").write_text(text, encoding="utf-8")
-    pretrain, adapt, classify = commands_of("long_documents.md", "pretrain_mlm.py", "run_classification.py")
+    pretrain, adapt, *classify = commands_of("long_documents.md", "pretrain_mlm.py", "run_classification.py")
     short = ("--max_steps", "2", "--max_eval_samples", "2")
     run_script(pretrain, tmp_path, *short, "--vocab_size", "200", "--per_device_train_batch_size", "1")
     run_script(adapt, tmp_path, *short)
-    run_script(classify, tmp_path, *short, "--max_train_samples", "4", "--global_batch_size", "2")
-    assert (
-        json.loads((tmp_path / "runs" / "novels-4096" / "config.json").read_text())["max_position_embeddings"] == 4096
-    )
+    assert len(classify) == 2
+    for command in classify:
+        flags = ("--max_train_samples", "4", "--global_batch_size", "2", "--per_device_train_batch_size", "2")
+        run_script(command, tmp_path, *short, *flags)
+    for name in ("novels-4096", "authors-4096"):
+        config = json.loads((tmp_path / "runs" / name / "config.json").read_text(encoding="utf-8"))
+        assert config["max_position_embeddings"] == 4096
+    assert config["classifier_pooling"] == "mean_std"
     report = (tmp_path / "runs" / "authors-4096" / "report.md").read_text(encoding="utf-8")
     assert "TF-IDF" in report
 
