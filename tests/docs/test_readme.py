@@ -118,7 +118,7 @@ def test_the_guide_to_long_documents(tmp_path):
     assert len(classify) == 2
     for command in classify:
         flags = ("--max_train_samples", "4", "--global_batch_size", "2", "--per_device_train_batch_size", "2")
-        run_script(command, tmp_path, *short, *flags)
+        run_script(re.sub(r"--num_train_epochs \S+", "", command), tmp_path, *short, *flags)
     for name in ("novels-4096", "authors-4096"):
         config = json.loads((tmp_path / "runs" / name / "config.json").read_text(encoding="utf-8"))
         assert config["max_position_embeddings"] == 4096
