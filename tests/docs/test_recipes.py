@@ -13,7 +13,7 @@ import run_classification
 import run_forecasting
 import run_glue
 import run_lra
-from experiments.arguments import load_recipe, parse_args, parse_command, recipes_behind
+from experiments.arguments import RIVALS, flag_values, load_recipe, parse_args, parse_command, recipes_behind
 from experiments.comparisons.stages import Stage, start_of
 from experiments.comparisons.tables import TABLES
 from experiments.glue.tasks import TASKS
@@ -27,6 +27,7 @@ from modeling_sktformer import SKTformerConfig, SKTformerForMaskedLM, load_prese
 
 
 CONFIGURATION = Path(__file__).parents[2] / "configuration"
+RESULTS = CONFIGURATION.parent / "model_cards" / "results"
 PRETRAINING = pretrain_mlm.ARGUMENTS
 # Recipes that are read behind another one, and which.
 OVERLAYS = {
@@ -37,8 +38,12 @@ OVERLAYS = {
 
 
 def keys_of(path: Path) -> set[str]:
-    """What a recipe gives when it is named alone."""
-    return {key for behind in recipes_behind(str(path)) for key in load_recipe(behind)}
+    """What a recipe gives when it is named alone: also of those behind it, but for what it contradicts."""
+    keys: set[str] = set()
+    for behind in recipes_behind(str(path)):
+        own = set(load_recipe(behind))
+        keys = keys - {key for rivals in RIVALS if own & set(rivals) for key in rivals} | own
+    return keys
 
 
 def test_every_folder_is_tested():
@@ -264,13 +269,24 @@ def test_rows_of_a_second_stage_start_from_those_of_the_first():
 
 
 def test_what_tables_share_is_run_once():
-    pretraining, improvements, glue = (TABLES[name].stages[0] for name in ("pretraining", "improvements", "glue"))
-    for other, names in ((improvements, {"SKTformer", "SKTformer-best"}), (glue, set(pretraining.rows()))):
-        alike = {field.name for field in fields(Stage)} - {"runs", "cases", "measures"}
-        assert all(getattr(other, name) == getattr(pretraining, name) for name in alike)
-        assert set(other.cases) < set(pretraining.cases)
-        rows = other.rows()
-        assert {name for name, row in pretraining.rows().items() if rows.get(name) == row} == names
+    pretraining, improvements = (TABLES[name].stages[0] for name in ("pretraining", "improvements"))
+    alike = {field.name for field in fields(Stage)} - {"runs", "cases", "measures"}
+    assert all(getattr(improvements, name) == getattr(pretraining, name) for name in alike)
+    assert set(improvements.cases) < set(pretraining.cases)
+    rows = improvements.rows()
+    assert {n for n, row in pretraining.rows().items() if rows.get(n) == row} == {"SKTformer", "SKTformer-best"}
+
+
+def test_glue_starts_from_the_rows_of_the_pretraining_table_at_their_rates():
+    compared, started = (TABLES[name].stages[0] for name in ("pretraining", "glue"))
+    results = json.loads((RESULTS / "pretraining.json").read_text(encoding="utf-8"))
+    rows = compared.rows()
+    for name, row in started.rows().items():
+        tried = {float(rate): loss for rate, loss in results["searches"][f"{name}-500"].items()}
+        rate = flag_values(row)["learning_rate"]
+        assert float(str(rate)) == min(tried, key=tried.__getitem__)
+        assert row == (*rows[name], "--learning_rate", rate)
+    assert started.rows().keys() == rows.keys() - {"BERT-wide"}
 
 
 def test_rows_of_the_pretraining_table_are_alike():

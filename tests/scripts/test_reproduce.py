@@ -185,16 +185,11 @@ def test_rows_go_on_where_they_were_cut_short(make, stage, tmp_path):
     assert changed == {"ours-100-0.001-2", "first"}
 
 
-def test_a_stage_says_by_what_its_rates_are_chosen(make, stage):
-    """The script's accuracy grows with the rate, and so does not agree with its loss."""
-    accuracy = Measure("accuracy", "accuracy", "highest")
-    text, results = make([stage, replace(stage, folder="second", chosen_by=accuracy)])
-    assert cells(text, "ours")[-2:] == ["0.1", "0.1"]
-    assert results["searches"]["ours-100"] == {"0.001": 0.001, "0.01": 0.01, "0.1": 0.1}
-    chosen = "for each row that says none the one of 0.001, 0.01, 0.1 with the"
-    assert f"- Learning rates of first: {chosen} lowest evaluation loss under seed 100" in text
-    assert f"- Learning rates of second: {chosen} highest accuracy under seed 100" in text
-    assert text.count("at the edge of these: ours 100, theirs 100, ours 200, theirs 200.") == 2
+def test_searches_of_several_stages_are_told_apart(make, stage):
+    text, _ = make([stage, replace(stage, folder="second", one_rate=True)])
+    chosen = "for each row that says none the one of 0.001, 0.01, 0.1 with the lowest evaluation loss"
+    assert f"- Learning rates of first: {chosen} under seed 100" in text
+    assert f"- Learning rates of second: {chosen} at {stage.cases[0].title} under seed 100" in text
 
 
 def test_a_row_keeps_the_rate_that_it_says(make, stage, tmp_path):
@@ -342,9 +337,9 @@ def small_glue(tmp_path, monkeypatch):
     files = {
         "first.yaml": yaml.safe_dump(
             {**shared, "config_name": "sktformer-tiny", "max_seq_length": 32, "full_blocks_only": True}
-            | {"eval_strategy": "steps", "eval_steps": 0.5, "global_batch_size": 8}
+            | {"eval_strategy": "steps", "eval_steps": 0.5, "global_batch_size": 8, "learning_rate": 1e-3}
         ),
-        "second.yaml": yaml.safe_dump({**shared, "max_seq_length": 32, "num_train_epochs": 1}),
+        "second.yaml": yaml.safe_dump({**shared, "max_seq_length": 32, "max_steps": 6}),
         "first.txt": f"--run_name ours --config_overrides {small}\n"
         f"--run_name ModernBERT --model_type modernbert --config_overrides {small}\n",
         "second.txt": "--run_name ours --model_name_or_path ours\n--run_name BERT --model_name_or_path ModernBERT\n"
@@ -376,7 +371,7 @@ def test_a_table_starts_a_process_for_every_run(tmp_path, monkeypatch, small_glu
     columns = json.loads((tmp_path / "results" / "glue.json").read_text())["columns"]
     values = {column["title"]: column["values"] for column in columns}
     for row, start in (("ours", "ours"), ("BERT", "ModernBERT"), ("mean", "ours")):
-        pretrained = read_metrics(tmp_path / "out" / "pretraining" / f"{start}-2-0.001-0")
+        pretrained = read_metrics(tmp_path / "out" / "pretraining" / f"{start}-2-0")
         assert values["pre-training loss"][row] == [pretrained["eval_loss"]]
         for title, task in (("CoLA", "cola"), ("STS-B", "stsb")):
             metrics = read_metrics(tmp_path / "out" / "glue" / f"{row}-{task}-0.001-0" / task)
@@ -391,24 +386,26 @@ def test_models_are_pre_trained_and_fine_tuned_alike(tmp_path, monkeypatch, smal
     results = json.loads((tmp_path / "results" / "glue.json").read_text())
     markdown = (tmp_path / "results" / "glue.md").read_text()
     titles = [column["title"] for column in results["columns"]]
-    assert titles[:3] == ["parameters", "pre-training loss", "learning rate, 2 steps"]
-    assert titles[3:] == ["CoLA", "STS-B", "mean", "learning rate, CoLA", "learning rate, STS-B"]
+    assert titles[:2] == ["parameters", "pre-training loss"]
+    assert titles[2:] == ["CoLA", "STS-B", "mean", "learning rate, CoLA", "learning rate, STS-B"]
     for row, start in (("ours", "ours"), ("BERT", "ModernBERT"), ("mean", "ours")):
-        (rate,) = results["columns"][2]["values"][row]
-        pretrained = [tmp_path / "out" / "pretraining" / f"{start}-2-{rate:g}-{seed}" for seed in (0, 1)]
+        pretrained = [tmp_path / "out" / "pretraining" / f"{start}-2-{seed}" for seed in (0, 1)]
         assert results["columns"][1]["values"][row] == [read_metrics(folder)["eval_loss"] for folder in pretrained]
         scores = []
-        for task, column in zip(("cola", "stsb"), results["columns"][6:], strict=True):
-            searched, (rate,) = results["searches"][f"{row}-{task}"], column["values"][row]
-            assert searched[f"{rate:g}"] == max(searched.values())
-            folders = [tmp_path / "out" / "glue" / f"{row}-{task}-{rate:g}-{seed}" / task for seed in (0, 1)]
+        (chosen,) = results["columns"][5]["values"][row]
+        searched = {rate: tmp_path / "out" / "glue" / f"{row}-cola-4-{rate:g}-100" / "cola" for rate in (1e-3, 2e-3)}
+        losses = {f"{rate:g}": read_metrics(folder)["eval_loss"] for rate, folder in searched.items()}
+        assert min(losses, key=losses.__getitem__) == f"{chosen:g}"
+        for task, column in zip(("cola", "stsb"), results["columns"][5:], strict=True):
+            assert (results["searches"][f"{row}-{task}"], column["values"][row]) == (losses, [chosen])
+            folders = [tmp_path / "out" / "glue" / f"{row}-{task}-{chosen:g}-{seed}" / task for seed in (0, 1)]
             scores.append([100 * read_metrics(folder)["score"] for folder in folders])
-        for column, values in zip(results["columns"][3:6], [*scores, np.mean(scores, axis=0)], strict=True):
+        for column, values in zip(results["columns"][2:5], [*scores, np.mean(scores, axis=0)], strict=True):
             assert column["values"][row] == pytest.approx(values)
             assert f"{statistics.mean(values):.2f} ± {statistics.stdev(values):.2f}" in cells(markdown, row)
     (last,) = (tmp_path / "out" / "glue").glob("mean-cola-*-1/cola")
     assert AutoConfig.from_pretrained(last).classifier_pooling == "mean"
-    assert cells(markdown, "majority")[3] == "0.00"
+    assert cells(markdown, "majority")[2] == "0.00"
     assert (tmp_path / "results" / "glue.png").read_bytes().startswith(b"\x89PNG")
     before = files_below(tmp_path / "out")
     reproduce.main()

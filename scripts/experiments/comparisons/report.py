@@ -136,9 +136,9 @@ def _describe_searches(stages: Sequence[Stage], outcomes: Sequence[Outcomes]) ->
         names = dict.fromkeys(row if stage.one_rate else f"{row} {case}" for row, case in edge)
         lines.append(
             f"- Learning rates{f' of {stage.folder}' if len(searches) > 1 else ''}: for each row that says none the "
-            f"one of {', '.join(f'{rate:g}' for rate in rates)} with the {stage.chosen_by.best} "
-            f"{stage.chosen_by.title}{f' at {stage.cases[0].title}' if stage.one_rate else ''} under seed "
-            f"{SEARCH_SEED}, which the table does not count; at the edge of these: {', '.join(names) or 'none'}."
+            f"one of {', '.join(f'{rate:g}' for rate in rates)} with the lowest "
+            f"evaluation loss{f' at {stage.cases[0].title}' if stage.one_rate else ''} under seed {SEARCH_SEED}, "
+            f"which the table does not count; at the edge of these: {', '.join(names) or 'none'}."
         )
     return lines
 

@@ -118,8 +118,7 @@ class Stage:
     measures: tuple[Measure, ...]
     result: str = METRICS_FILE  # in the folder of a run; {case} stands for the name of the case
     learning_rates: tuple[float, ...] = ()  # each row that does not say its own gets the best of these
-    chosen_by: Measure = Measure("evaluation loss", "eval_loss", "lowest")
-    search_steps: int | None = None  # that choose it, by default as many as are compared
+    search_steps: int | None = None  # that choose it by their evaluation loss, by default as many as are compared
     one_rate: bool = False  # whether the first case chooses it for all of them
     has_mean: bool = False  # whether a column has the mean of the last measure over the cases
     label: str = "score (%)"  # of that measure in a picture of scores
@@ -215,7 +214,7 @@ class _StageRuns:
         needed = [(name, case.key) for name, case in cells if len(rates[name]) > 1 or case.minutes]
         if searches := [run for key in needed for run in tried[key].values()]:
             self.execute(searches, f"{self.stage.folder}, learning rates", "Training has diverged")
-        outcomes = {key: _choose_rate(key[0], of_cell, self.stage.chosen_by) for key, of_cell in tried.items()}
+        outcomes = {key: _choose_rate(key[0], of_cell) for key, of_cell in tried.items()}
         timed: dict[tuple[str, str], Run] = {}
         for name, case in (cell for cell in cells if cell[1].minutes):
             short = replace(case, max_steps=steps if chooses[case] is case else _TIMED_STEPS, minutes=None)
@@ -254,12 +253,11 @@ class _StageRuns:
         execute_runs(list(dict.fromkeys(runs)), launcher, title, tolerated, at_once)
 
 
-def _choose_rate(name: str, tried: Mapping[float, Run], measure: Measure) -> Outcome:
-    """The rate with the best value of a measure; the only one, or none, where there is no choice."""
+def _choose_rate(name: str, tried: Mapping[float, Run]) -> Outcome:
+    """The rate with the lowest evaluation loss; the only one, or none, where there is no choice."""
     if len(tried) < 2:
         return Outcome(next(iter(tried), None))
-    found = {rate: read_json(run.result)[measure.key] for rate, run in tried.items() if run.result.is_file()}
+    found = {rate: read_json(run.result)["eval_loss"] for rate, run in tried.items() if run.result.is_file()}
     if not found:
         raise UserError(f"{name} diverges at every one of --learning_rates {' '.join(map(str, tried))}.")
-    best = (min if measure.best == "lowest" else max)(found, key=lambda rate: found[rate])
-    return Outcome(best, {f"{rate:g}": found.get(rate) for rate in tried})
+    return Outcome(min(found, key=lambda rate: found[rate]), {f"{rate:g}": found.get(rate) for rate in tried})
