@@ -309,8 +309,14 @@ def test_a_hub_strategy_that_uploads_folders_as_they_are_is_refused(tmp_path, mo
 
 def test_every_training_is_a_run_of_its_own_in_a_tracker(tmp_path, monkeypatch):
     ended = []
+
+    def finish_trackio():
+        ended.append("trackio")
+        raise RuntimeError("Call trackio.init() before trackio.finish().")
+
     monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(finish=lambda: ended.append("wandb")))
+    monkeypatch.setitem(sys.modules, "trackio", types.SimpleNamespace(finish=finish_trackio))
     training = arguments(tmp_path)
-    training.report_to = ["wandb", "tensorboard"]
+    training.report_to = ["wandb", "trackio", "tensorboard"]
     finish_trackers(training)
-    assert ended == ["wandb"]
+    assert ended == ["wandb", "trackio"]
