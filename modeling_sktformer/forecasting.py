@@ -199,8 +199,8 @@ class SKTformerForPrediction(SKTformerPreTrainedModel):
 
         Raises:
             TypeError: for a keyword that means nothing here.
-            ValueError: if the input has another shape, or a NaN that no mask names (looked for on processors only;
-                elsewhere it makes the forecast NaN).
+            ValueError: if the input has another shape, or NaN or an infinite value that no mask names (looked for on
+                processors only; elsewhere it makes the forecast NaN).
         """
         self._check_keywords(kwargs)
         self._check_inputs(past_values, past_observed_mask, future_values, future_observed_mask)
@@ -299,9 +299,10 @@ class SKTformerForPrediction(SKTformerPreTrainedModel):
             return
         for name, values, mask in (("past", past, past_mask), ("future", future, future_mask)):
             unnamed = values if values is None or mask is None else values.masked_fill(~mask.bool(), 0)
-            if unnamed is not None and bool(unnamed.isnan().any()):
-                what = f"`{name}_values` has NaN{'' if mask is None else ' that its mask counts as observed'}"
-                raise ValueError(f"{what}; name missing values by `{name}_observed_mask=~{name}_values.isnan()`.")
+            if unnamed is not None and not bool(unnamed.isfinite().all()):
+                kind = "NaN" if bool(unnamed.isnan().any()) else "an infinite value"
+                what = f"`{name}_values` has {kind}{'' if mask is None else ' that its mask counts as observed'}"
+                raise ValueError(f"{what}; name missing values by `{name}_observed_mask={name}_values.isfinite()`.")
 
 
 def prediction_loss(

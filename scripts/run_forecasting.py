@@ -72,7 +72,7 @@ def main() -> None:
         run_job(job, folder / job.name, training, started)
     if jobs and training.should_save:
         measured = {horizon: read_metrics(folder / job.name) for (job, _), horizon in zip(jobs, horizons, strict=True)}
-        print(write_report(folder, series.source, measured))
+        print(write_report(folder, series.source, measured, series.notes))
     if training.do_predict and training.should_save:
         for horizon in horizons:
             predict_future(command, arguments, series, scaler, horizon)

@@ -6,7 +6,7 @@ and the last one wins:
     python scripts/pretrain_mlm.py --recipe configuration/pretrain/base.yaml --learning_rate 3e-4
 
 Where two flags contradict each other, as --max_steps and --num_train_epochs do, the later source wins too; in one and
-the same source they are an error.
+the same source they are an error. `--config_overrides`, which sets single fields, adds to what earlier sources set.
 """
 
 import argparse
@@ -15,7 +15,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,9 +33,11 @@ CONFIGURATION = ROOT / "configuration"
 # Flags of which one makes the others meaningless.
 RIVALS = (
     ("max_steps", "num_train_epochs"),
+    ("max_steps", "learning_rate_decay"),
     ("global_batch_size", "gradient_accumulation_steps"),
     ("config_name", "model_name_or_path"),
 )
+_OVERRIDES = "config_overrides"
 # Flags that name folders to write to.
 _WRITTEN = ("output_dir", "results_dir", "cache_dir", "logging_dir")
 # Types of numbers that need an accelerator: a recipe may ask for them and be used where there is none.
@@ -177,13 +179,13 @@ def parse_command(
         recipe = load_recipe(path)
         if unknown := sorted(set(recipe) - names):
             raise UserError(f"{path}: no such flag: {', '.join(unknown)}. See --help for the flags.")
-        merged = _without_rivals(merged, path, recipe) | recipe
+        merged = _without_rivals(merged, path, recipe) | recipe | _join_overrides(merged, recipe)
     typed = flag_values(flags)
     merged, notes = _without_rivals(merged, "The command line", typed), []
     for key in () if torch.accelerator.is_available() else _PRECISIONS:
         if merged.pop(key, False) and key not in typed:
             notes.append(f"The recipe asks for {key}, which needs an accelerator: training in float32.")
-    flags = [*recipe_to_flags(merged), *flags]
+    flags = [*recipe_to_flags(merged), *flags, *recipe_to_flags(_join_overrides(merged, typed))]
     try:
         groups = parser.parse_args_into_dataclasses(flags, look_for_args_file=False)
     except (ValueError, TypeError, ImportError) as error:
@@ -219,6 +221,12 @@ def flag_values(flags: Sequence[str]) -> dict[str, str | None]:
             name, _, value = flag[2:].partition("=")
             values[name] = value or (None if following.startswith("--") else following)
     return values
+
+
+def _join_overrides(earlier: Mapping[str, Any], source: Mapping[str, Any]) -> dict[str, Any]:
+    """`--config_overrides` of two sources, of which the later one is read last."""
+    parts = [of[_OVERRIDES] for of in (earlier, source) if of.get(_OVERRIDES)]
+    return {_OVERRIDES: ",".join(parts)} if len(parts) == 2 else {}
 
 
 def _without_rivals(earlier: dict[str, Any], name: str, source: dict[str, Any]) -> dict[str, Any]:

@@ -83,7 +83,7 @@ def write_card(folder: str | Path, facts: CardFacts, metrics: Mapping[str, Any],
     data = ModelCardData(
         model_name=title,
         license=arguments.get("license", "apache-2.0"),
-        language=arguments.get("language", "en"),
+        language=None if facts.pipeline_tag == "time-series-forecasting" else arguments.get("language", "en"),
         library_name="transformers",
         pipeline_tag=facts.pipeline_tag,
         tags=[model_type, *facts.tags],

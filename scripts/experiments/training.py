@@ -230,6 +230,24 @@ class ExperimentTrainer(Trainer):
         with torch.random.fork_rng(devices):
             return super().evaluation_loop(*args, **kwargs)
 
+    def get_eval_dataloader(self, *args: Any, **kwargs: Any) -> Any:
+        """Of all examples, whatever --dataloader_drop_last says of training."""
+        with self._dropping_none():
+            return super().get_eval_dataloader(*args, **kwargs)
+
+    def get_test_dataloader(self, *args: Any, **kwargs: Any) -> Any:
+        """Likewise."""
+        with self._dropping_none():
+            return super().get_test_dataloader(*args, **kwargs)
+
+    @contextmanager
+    def _dropping_none(self) -> Iterator[None]:
+        drops, self.args.dataloader_drop_last = self.args.dataloader_drop_last, False
+        try:
+            yield
+        finally:
+            self.args.dataloader_drop_last = drops
+
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Log, on all processes alike; a `UserError` if a loss is no finite number or the best metric is none."""
         for name in ("loss", "eval_loss"):

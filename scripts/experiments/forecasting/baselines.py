@@ -25,7 +25,8 @@ class Baselines:
     - The last observed value, repeated.
     - The last season of observed values, repeated.
     - A linear map of the context, the same for all channels (what DLinear is, whose decomposition adds up to one),
-      fitted exactly by least squares, with the penalty that is best on the validation windows.
+      fitted exactly by least squares, with the penalty that is best on the validation windows. Where values are
+      missing, the last observed ones stand in their place, in what it reads and in what it is fitted to.
 
     Args:
         windows (`dict`): The [`Windows`] of `train`, `validation` and `test`.

@@ -20,7 +20,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from experiments.arguments import UserError, explained, flag
+from experiments.arguments import UserError, explained, flag, require_at_least
 from experiments.fine_tuning import FineTuningArguments, FineTuningTrainer
 from experiments.models import SizedModelArguments, override_fields
 from modeling_sktformer import SKTformerConfig, SKTformerForPrediction
@@ -77,6 +77,9 @@ def load_config(arguments: ForecasterArguments) -> PreTrainedConfig:
         UserError: if it cannot be had, or is of no forecaster.
     """
     name = arguments.model_name_or_path
+    runs = sorted(file.parent.name for file in Path(str(name)).glob("*/config.json"))
+    if runs and not (Path(str(name)) / "config.json").exists():
+        raise UserError(f"{name} holds a forecaster in each of {', '.join(runs)}; give one of these folders.")
     with explained(f"The checkpoint {name} cannot be loaded"):
         config = AutoConfig.from_pretrained(str(name), trust_remote_code=arguments.trust_remote_code)
     lacking = [n for n in ("context_length", "prediction_length", "num_input_channels") if not hasattr(config, n)]
@@ -198,6 +201,7 @@ class ForecastingArguments(FineTuningArguments):
         if decay is not None:
             self.lr_scheduler_type = "constant"  # between the ends of epochs
         super().__post_init__()
+        require_at_least(0, self, "num_plots")
         self.remove_unused_columns = False  # masks go by different names
 
 

@@ -17,7 +17,7 @@ from experiments.forecasting.forecasters import (
     load_best,
     load_config,
 )
-from experiments.forecasting.report import draw_windows, write_forecaster_card, write_future
+from experiments.forecasting.report import WINDOW_PICTURE, draw_windows, write_forecaster_card, write_future
 from experiments.forecasting.series import Series
 from experiments.forecasting.windows import Scaler, SeriesArguments, Windows, fingerprint_series, make_windows
 from experiments.models import describe_config, fingerprint_checkpoint
@@ -130,7 +130,8 @@ def predict_future(command: Command, arguments: SeriesArguments, series: Series,
     """Write the forecast of what follows the series, and draw it and some windows with known ends."""
     forecaster, _, training = command.groups
     folder = Path(training.output_dir) / folder_name(horizon)
-    model = load_best(best_trial(folder) if training.do_train else Path(forecaster.model_name_or_path), forecaster)
+    trained = best_trial(folder) if training.do_train else Path(forecaster.model_name_or_path)
+    model = load_best(trained, forecaster)
     context = int(arguments.context_length or 0)
     folder.mkdir(parents=True, exist_ok=True)
     if training.do_train or training.do_eval:
@@ -138,9 +139,14 @@ def predict_future(command: Command, arguments: SeriesArguments, series: Series,
     else:  # no part of the series is known to the forecaster
         everything = Windows(scaler.apply(series), range(len(series.values)), context, horizon)
         windows = dict.fromkeys(("train", "validation", "test"), everything)
+    for picture in folder.glob(WINDOW_PICTURE.format("*")):  # of another series
+        picture.unlink()
     if len(windows["test"]) and training.num_plots:
         baselines = Baselines(windows, arguments.season(series), silent=True)
         names = NAMES if training.do_train else NAMES[:2]  # the linear one is trained
         draw_windows(folder, series, scaler, model, windows["test"], baselines, names, training.num_plots)
-    write_future(folder / FORECAST_FILE, series, scaler, model)
-    print(f"The forecast is in {folder / FORECAST_FILE}.")
+    unseen = write_future(folder / FORECAST_FILE, series, scaler, model)
+    if unseen:
+        print(f"No value of {', '.join(unseen)} was observed in the last {context} steps, from which it is forecast.")
+    by = f", by {trained.name}, the best on validation" if trained != folder and training.do_train else ""
+    print(f"The forecast is in {folder / FORECAST_FILE}{by}.")

@@ -21,6 +21,7 @@ from experiments.results import command_line, format_origin, format_table, write
 
 THIS = "this model"
 LEGACY = "this model, last windows dropped as the paper's code does"
+WINDOW_PICTURE = "window-{}.png"
 _MEASURES = ("mse", "mae")
 
 
@@ -32,7 +33,9 @@ def summarise(metrics: Mapping[str, Any], prefix: str) -> dict[str, list[float]]
     return {n: [statistics.mean(v), *([statistics.stdev(v)] if len(v) > 1 else [])] for n, v in values.items()}
 
 
-def write_report(folder: Path, title: str, finished: Mapping[int, Mapping[str, Any]]) -> str:
+def write_report(
+    folder: Path, title: str, finished: Mapping[int, Mapping[str, Any]], notes: Sequence[str] = ()
+) -> str:
     """
     Write `forecasting.md` and `forecasting.json`: a row for each forecaster, columns for each horizon.
 
@@ -40,6 +43,7 @@ def write_report(folder: Path, title: str, finished: Mapping[int, Mapping[str, A
         folder (`Path`): Where to.
         title (`str`): Of the series.
         finished (mapping): `metrics.json` of each horizon.
+        notes (sequence of `str`): What was done to the series.
 
     Returns:
         `str`: the Markdown.
@@ -69,11 +73,13 @@ def write_report(folder: Path, title: str, finished: Mapping[int, Mapping[str, A
         f"# Forecasts of {title}",
         "",
         f"{first['model_type']}, {first['parameters']:,} parameters at a horizon of {next(iter(finished))}; contexts "
-        f"of {first['context_length']} steps. Errors on scaled values, over all windows"
+        f"of {first['context_length']} steps. Errors on scaled values, over "
+        + ("some of the windows, spread evenly over each part" if first["is_partial"] else "all windows")
         + (f"; mean and standard deviation of {seeds} seeds." if seeds > 1 else "."),
         *tables,
         "",
         *_verdicts(results["test"]),
+        *(f"- {note}" for note in notes),
         "",
         format_origin(first["environment"], command_line(), [first["environment"]["commit"]]),
         "",
@@ -118,8 +124,11 @@ def write_forecaster_card(title: str, folder: Path, metrics: dict[str, Any], arg
     write_card(folder, facts, metrics, arguments)
 
 
-def write_future(file: Path, series: Series, scaler: Scaler, model: PreTrainedModel) -> None:
-    """Write a CSV with a row for each step after the last one, and draw it in a PNG of the same name."""
+def write_future(file: Path, series: Series, scaler: Scaler, model: PreTrainedModel) -> list[str]:
+    """
+    Write a CSV with a row for each step after the last one, and draw it in a PNG of the same name; gives the channels
+    of which nothing was observed in the context.
+    """
     length, horizon = model.config.context_length, model.config.prediction_length
     values = scaler.apply(series)[-length:]
     observed = torch.tensor(~np.isnan(values))
@@ -128,12 +137,14 @@ def write_future(file: Path, series: Series, scaler: Scaler, model: PreTrainedMo
         window["past_observed_mask"] = observed[None]
     future = scaler.restore(forecast(model, window)[0])
     table = pd.DataFrame(future, columns=series.columns)
-    table.insert(0, "time", series.following_timestamps(horizon), allow_duplicates=True)
+    name = series.timestamp_column or ("time" if "time" not in series.columns else "step")
+    table.insert(0, name, series.following_timestamps(horizon), allow_duplicates=True)
     write_atomically(file, table.to_csv(index=False, float_format="%.10g"))
     lines = {"forecast": future}
     plot_forecasts(
         series.columns, series.values[-length:], None, lines, file.with_suffix(".png"), f"{series.source}, next steps"
     )
+    return [name for name, known in zip(series.columns, observed.any(dim=0).tolist(), strict=True) if not known]
 
 
 def draw_windows(
@@ -161,6 +172,6 @@ def draw_windows(
             past,
             truth,
             {name: scaler.restore(values) for name, values in lines.items()},
-            folder / f"window-{count}.png",
+            folder / WINDOW_PICTURE.format(count),
             f"{series.source}, forecast from {when}",
         )

@@ -16,6 +16,9 @@ from experiments.loading import explained_errors
 
 
 _TIMESTAMPS = ("date", "datetime", "timestamp", "time", "ds")
+_NO_TIMESTAMPS = "none"
+# Numbers that say when a row was, and between which values they lie.
+_NUMBERED = {"years": (1000, 2999), "s": (10**8, 10**11), "ms": (10**11, 10**14)}
 # No column stands for the rows: fields that have no name would be taken for it.
 _READERS = {
     ".csv": partial(pd.read_csv, index_col=False),
@@ -58,8 +61,10 @@ class Series:
         times = self.timestamps
         if times is None:
             return [str(len(self.values) + step) for step in range(num_steps)]
-        frequency = _frequency(times[-50:]) or pd.Series(times).diff().median()
-        return [str(time) for time in pd.date_range(times[-1], periods=num_steps + 1, freq=frequency)[1:]]
+        frequency = _months(times[-50:]) or _frequency(times[-50:]) or pd.Series(times).diff().median()
+        following = pd.date_range(times[-1], periods=num_steps + 1, freq=frequency)[1:]
+        are_days = (times == times.normalize()).all() and (following == following.normalize()).all()
+        return [str(time.date() if are_days else time) for time in following]
 
     def season(self) -> int:
         """Steps of a day where they are shorter than one, of a week of days, of a year of longer ones; else 1."""
@@ -152,7 +157,9 @@ def make_series(
     Args:
         source (`str`): What to call it.
         table (`pd.DataFrame`): A row for each time step, in order.
-        timestamp_column (`str`, *optional*): By default the one named `date` or the like, if there is one.
+        timestamp_column (`str`, *optional*):
+            Of dates, years or seconds since 1970; by default the one named `date` or the like, if there is one, and
+            with "none" none.
         target_columns (sequence of `str`, *optional*): By default all others.
         rows_are_steps (`bool`):
             Whether every row is one time step whatever the timestamps say, as the protocols of public series count:
@@ -165,17 +172,25 @@ def make_series(
     there = f"its columns are {', '.join(table.columns)}"
     if not len(table):
         raise UserError(f"{source} has no rows.")
-    for flag, names in (("timestamp_column", [timestamp_column]), ("target_columns", target_columns or [])):
+    named = None if timestamp_column == _NO_TIMESTAMPS else timestamp_column
+    for flag, names in (("timestamp_column", [named] if named else []), ("target_columns", target_columns or [])):
         for name in names:
-            if name is not None and name not in table.columns:
-                raise UserError(f"--{flag} {name}: {source} has no such column; {there}.")
-    found = [timestamp_column] if timestamp_column else [n for n in table.columns if n.lower() in _TIMESTAMPS][:1]
-    times = _read_timestamps(source, table[found[0]], rows_are_steps) if found else None
+            if name not in table.columns:
+                hint = f"; pass --{flag} {_NO_TIMESTAMPS} if its rows have no times" if name == named else ""
+                asked = f"which --{flag} or the checkpoint asks for"
+                raise UserError(f"{source} has no column {name}, {asked}; {there}{hint}.")
+    likely = [n for n in table.columns if n.lower() in _TIMESTAMPS and n not in (target_columns or ())]
+    found = [named] if named else likely[:1]
+    times, notes = None, []
+    if found and timestamp_column != _NO_TIMESTAMPS:
+        times = _read_timestamps(source, table[found[0]], rows_are_steps, is_sure=named is not None)
+        if times is None:
+            notes.append(f"Its column {found[0]} holds numbers and no dates: steps are numbered.")
     columns = list(target_columns or [name for name in table.columns if name not in found])
     if not columns or set(columns) & set(found) or len(set(columns)) < len(columns):
         raise UserError(f"{source}: name each column to forecast once with --target_columns; {there}.")
     values = np.stack([_read_numbers(source, table[name]) for name in columns], axis=1)
-    series = Series(source, columns, values, times, found[0] if found else None)
+    series = Series(source, columns, values, times, None if times is None else found[0], tuple(notes))
     return series if rows_are_steps else _even_out(series)
 
 
@@ -195,10 +210,22 @@ def _read_numbers(source: str, column: pd.Series) -> np.ndarray:
     return numbers
 
 
-def _read_timestamps(source: str, column: pd.Series, in_any_order: bool) -> pd.DatetimeIndex:
+def _read_timestamps(
+    source: str, column: pd.Series, in_any_order: bool, is_sure: bool = True
+) -> pd.DatetimeIndex | None:
+    """When each row was; None for numbers that are no times, in a column that nobody has named."""
     if pd.api.types.is_numeric_dtype(column):
-        raise UserError(f"{source}: column {column.name} holds numbers and no dates; name another --timestamp_column.")
-    times = _parse_dates(column)
+        numbered = next((unit for unit, (low, high) in _NUMBERED.items() if column.between(low, high).all()), None)
+        if numbered is None or (column % 1 != 0).any():
+            if not is_sure:
+                return None
+            remedy = f"name another --timestamp_column, or {_NO_TIMESTAMPS}"
+            raise UserError(f"{source}: column {column.name} holds numbers and no dates; {remedy}.")
+        column = column.astype("int64")
+        read = {"format": "%Y"} if numbered == "years" else {"unit": numbered}
+        times = pd.Series(pd.to_datetime(column, **read))  # type: ignore[call-overload]
+    else:
+        times = _parse_dates(column)
     missing = np.flatnonzero(times.isna().to_numpy())
     if len(missing):
         raise UserError(
@@ -238,24 +265,39 @@ def _frequency(times: pd.DatetimeIndex) -> Any:
         return pd.infer_freq(times) if len(times) > 2 else None
 
 
+def _months(times: pd.DatetimeIndex) -> Any:
+    """The step of months, quarters or years that all times keep to, though some may be left out; None if they do not."""
+    steps = np.diff(times.year * 12 + times.month)
+    at_ends = bool(times.is_month_end.all())
+    at_same = len(set(times - times.normalize())) == 1 and (at_ends or len(set(times.day)) == 1)
+    if len(steps) < 2 or (steps < 1).any() or not at_same:
+        return None
+    common = int(np.bincount(steps).argmax())
+    if (steps % common).any():
+        return None
+    return pd.offsets.MonthEnd(common) if at_ends else pd.DateOffset(months=common)
+
+
 def _even_out(series: Series) -> Series:
     """Put in rows that an even grid lacks, as gaps; where time has no even grid, the rows are the steps."""
     times = series.timestamps
     if times is None or len(times) < 3:
         return series
     steps = times[1:] - times[:-1]
-    common = steps.value_counts().index[0]
-    if (steps == common).all() or _frequency(times) is not None:
+    common, months = steps.value_counts().index[0], _months(times)
+    if (steps == common).all() or (months is None and _frequency(times) is not None):
         return series
     is_working = common == pd.Timedelta(days=1) and _has_working_days_alone(times)
-    grid = pd.date_range(times[0], times[-1], freq="B" if is_working else common)
+    grid = pd.date_range(times[0], times[-1], freq=months or ("B" if is_working else common))
+    if len(grid) == len(times) and (grid == times).all():
+        return series
     places = grid.get_indexer(times)
     if (places < 0).any() or len(grid) > 2 * len(times):
         note = "Its timestamps are not evenly spaced: every row is taken as one time step."
         return replace(series, notes=(*series.notes, note))
     values = np.full((len(grid), len(series.columns)), np.nan)
     values[places] = series.values
-    what = "working days" if is_working else f"steps of {common}"
+    what = "working days" if is_working else "steps" if months else f"steps of {common}"
     note = f"Its timestamps lack {len(grid) - len(times):,} {what}, which are gaps now."
     return replace(series, values=values, timestamps=grid, notes=(*series.notes, note))
 

@@ -33,7 +33,7 @@ class SeriesArguments:
     dataset_config_name: str | None = flag(None, "Its configuration.")
     dataset_revision: str | None = flag(None, "Its commit, tag or branch; also of --task_name.")
     cache_dir: str | None = flag(None, "Folder for prepared data; by default the cache of the datasets library.")
-    timestamp_column: str | None = flag(None, "When each row was; by default the column `date` or the like.")
+    timestamp_column: str | None = flag(None, "When each row was; by default the column `date` or the like, or `none`.")
     target_columns: list[str] | None = flag(None, "Columns to forecast; by default all but the timestamps.")
     mask_missing: bool = flag(False, "Read missing values as gaps, which a mask tells the model of.")
     split_fractions: list[float] = flag(
@@ -156,9 +156,10 @@ def read_series(arguments: SeriesArguments) -> Series:
         series = make_synthetic(arguments.synthetic_steps, arguments.synthetic_seed)
     if series.num_gaps and not arguments.mask_missing:
         row, column = np.argwhere(np.isnan(series.values))[0]
+        when = f"in time step {row + 1}" + (f" ({series.timestamps[row]})" if series.timestamps is not None else "")
         raise UserError(
-            f"{series.source} lacks {series.num_gaps:,} values, the first one of {series.columns[column]} in time "
-            f"step {row + 1}; fill them, or pass --mask_missing to read them as gaps."
+            f"{series.source} lacks {series.num_gaps:,} values, the first one of {series.columns[column]} {when}. "
+            f"{''.join(f'{note} ' for note in series.notes)}Fill them, or pass --mask_missing to read them as gaps."
         )
     return series
 
@@ -238,8 +239,13 @@ def make_windows(
     windows = {}
     for (name, part), limit in zip(borders.items(), limits, strict=True):
         windows[name] = Windows(values, part, context_length, prediction_length, limit)
-        if np.isnan(values[part.start : part.stop]).all():
+        lacking = np.isnan(values[part.start : part.stop]).all(axis=0)
+        if lacking.all():
             raise UserError(f"{series.source}: no value of the {name} part was observed; give a series that goes on.")
+        if lacking.any() and name == "train":  # by which it is scaled
+            channel = series.columns[int(lacking.argmax())]
+            remedy = "leave it out with --target_columns"
+            raise UserError(f"{series.source}: no value of {channel} was observed in the train part; {remedy}.")
         if not len(windows[name]):
             needed = prediction_length + (context_length if name == "train" else 0)
             raise UserError(
