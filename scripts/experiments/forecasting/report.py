@@ -12,10 +12,10 @@ from transformers import PreTrainedModel
 
 from experiments.forecasting.baselines import NAMES, Baselines
 from experiments.forecasting.forecasters import forecast
+from experiments.forecasting.plots import plot_forecasts
 from experiments.forecasting.series import Series
 from experiments.forecasting.windows import Scaler, Windows
 from experiments.model_card import CardFacts, write_card
-from experiments.plots import plot_forecasts
 from experiments.results import command_line, format_origin, format_table, write_atomically, write_json
 
 
