@@ -30,7 +30,7 @@ from experiments.classification.labels import SINGLE, checkpoint_problem, format
 from experiments.classification.metrics import METRICS, compute_metrics, measure, measure_baselines, probabilities
 from experiments.classification.report import record_test_scores, write_answers, write_text_card
 from experiments.fine_tuning import FineTuningArguments, Job, best_trial, check_job, fingerprint_rows, predict, run_job
-from experiments.model_card import format_results
+from experiments.model_card import format_scores
 from experiments.models import CheckpointArguments, LoraArguments, add_lora, load_classifier
 from experiments.results import write_results
 from experiments.run_folder import recorded_arguments
@@ -91,7 +91,7 @@ def main() -> None:
             write_answers(folder, data, name, chances, texts.label_separator or ",")
     if training.should_save and results:
         record_test_scores(folder, results)
-        print(write_results(folder / "report", results, [format_results(results)]), end="")
+        print(write_results(folder / "report", results, [format_scores(results)]), end="")
     if job:  # again, with what has been written since
         progress.upload_run(training, folder, "Evaluated")
 

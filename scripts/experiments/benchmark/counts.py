@@ -8,6 +8,7 @@ meta device a model computes its plain equations; fused attention is put in as t
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
+from inspect import signature
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import conv_flop_count, flop_registry
+from transformers import PreTrainedModel
 
 from experiments.benchmark import models
 from experiments.benchmark.measurement import failure_reason
@@ -152,7 +154,7 @@ def count_step(workload: Workload, setting: Setting) -> dict[str, float]:
     with torch.device("meta"), FusedAttention(), torch.set_grad_enabled(is_training):
         model: Any = models.build_model(workload.model, models.build_config(workload, setting.num_layers))
         model.to(PRECISIONS[setting.precision]).train(is_training)
-        if setting.padded and not models.takes_mask(workload.model, model):
+        if setting.padded and not takes_mask(workload.model, model):
             raise ValueError("takes no mask")
         with saved_tensors_hooks(keep, lambda tensor: tensor), counter:
             loss = model(**inputs).loss
@@ -170,6 +172,11 @@ def count_step(workload: Workload, setting: Setting) -> dict[str, float]:
         "kept_bytes": sum(storage.nbytes() for storage in kept.values()),
         "multiply_adds": counter.flops / 2,
     }
+
+
+def takes_mask(name: str, model: PreTrainedModel) -> bool:
+    """Whether a model does something with `attention_mask`."""
+    return name not in ("linformer", "performer") and "attention_mask" in signature(model.forward).parameters
 
 
 def count_layer(workload: Workload, setting: Setting) -> dict[str, float]:

@@ -9,7 +9,6 @@ Letters in shapes: B batch, S tokens, H heads, h width of a head, k projected le
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from inspect import signature
 from typing import Any, cast
 
 import torch
@@ -146,11 +145,6 @@ def build_model(name: str, config: PreTrainedConfig) -> PreTrainedModel:
             for which in ("key_shortening", "value_shortening"):  # E, F
                 module.register_parameter(which, nn.Parameter(torch.randn(shape) * shape[0] ** -0.5))
     return model
-
-
-def takes_mask(name: str, model: PreTrainedModel) -> bool:
-    """Whether a model does something with `attention_mask`."""
-    return name not in ("linformer", "performer") and "attention_mask" in signature(model.forward).parameters
 
 
 def make_inputs(workload: Workload, setting: Setting) -> dict[str, torch.Tensor]:
