@@ -40,7 +40,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, IntervalStrategy
 
 from experiments import training as progress
 from experiments.arguments import UserError, flag, require_at_least
-from experiments.heads import Collator, calibrate_head, set_head_rate
+from experiments.heads import Collator, HeadArguments, calibrate_head, set_head_rate
 from experiments.models import merge_adapters
 from experiments.plots import plot_task_curves
 from experiments.results import describe_environment, read_json, write_json
@@ -56,7 +56,7 @@ _WEIGHTS = "*.safetensors*"  # of one file, or of several with an index
 
 
 @dataclass
-class FineTuningArguments(progress.RunArguments):
+class FineTuningArguments(HeadArguments):
     """The arguments of the Trainer, what is run more than once, and what is kept of it."""
 
     seeds: int = flag(1, "Train with so many seeds from --seed on: median and spread.")
@@ -65,8 +65,6 @@ class FineTuningArguments(progress.RunArguments):
     search_learning_rates: list[float] = flag([5e-5, 1e-4], "Rates.")
     search_batch_sizes: list[int] = flag([16, 32], "Global batches.")
     early_stopping_patience: int | None = flag(None, "Stop after so many evaluations without a new best; keep that.")
-    head_learning_rate: float | None = flag(None, "Rate of what stands behind the encoder, if it has its own.")
-    calibrate_head: bool = flag(False, "Standardise what a new head reads, by some training examples.")
 
     def __post_init__(self) -> None:
         several, patience = self.search or self.seeds > 1, self.early_stopping_patience
@@ -78,7 +76,6 @@ class FineTuningArguments(progress.RunArguments):
             raise UserError("--early_stopping_patience needs evaluations while training; add --eval_strategy.")
         super().__post_init__()
         require_at_least(1, self, "seeds", "early_stopping_patience")
-        require_at_least(0, self, "head_learning_rate")
         unused = "--prediction_loss_only, --batch_eval_metrics and --eval_do_concat_batches"
         in_parts = self.prediction_loss_only or self.batch_eval_metrics or not self.eval_do_concat_batches
         for is_wrong, message in (
@@ -176,7 +173,7 @@ def fingerprint_rows(*parts: Dataset) -> str:
 
 def plan_trials(folder: Path, training: FineTuningArguments, decides: dict[str, Any]) -> list[Trial]:
     """The trials of a job: a grid, several seeds, or a single one, which gets the job's own folder."""
-    seed = training.seed
+    seed, decides = training.seed, decides | training.head_identity()
     planned: dict[str, dict[str, Any]] = {"": {"seed": seed}}
     if (training.search or training.seeds > 1) and not training.do_train:
         raise UserError("--search and --seeds are for training; leave them out, or add --do_train.")
@@ -195,7 +192,7 @@ def plan_trials(folder: Path, training: FineTuningArguments, decides: dict[str, 
         vars(args).update(values | {"output_dir": str(folder / name)})
         if training.search:
             progress.divide_batch(args, values["global_batch_size"])
-        trials.append(Trial(folder / name, values, args, _identity(args, decides)))
+        trials.append(Trial(folder / name, values, args, progress.training_identity(args, decides)))
     return trials
 
 
@@ -400,16 +397,9 @@ def summarise_trials(results: Sequence[dict[str, Any]], search: bool, facts: dic
     }
 
 
-def _identity(training: FineTuningArguments, decides: dict[str, Any]) -> RunIdentity:
-    """The identity of a run, which knows of a head's treatment only where one is asked for."""
-    head = {"head_learning_rate": training.head_learning_rate, "calibrate_head": training.calibrate_head or None}
-    asked = {name: value for name, value in head.items() if training.do_train and value is not None}
-    return progress.training_identity(training, decides | asked)
-
-
 def _job_identity(training: FineTuningArguments, decides: dict[str, Any]) -> RunIdentity:
     """The identity of a job's folder: of several trials it leaves out in what they differ."""
-    identity = _identity(training, decides)
+    identity = progress.training_identity(training, decides | training.head_identity())
     if not training.search and training.seeds == 1:
         return identity
     differing = ("learning_rate", "global_batch_size") if training.search else ("seed",)
