@@ -20,7 +20,7 @@ import datasets
 from datasets.packaged_modules.text.text import TextConfig
 
 from experiments.arguments import UserError, flag, one_line, require_at_least
-from experiments.loading import explained_errors
+from experiments.loading import explained_errors, find_files
 from experiments.text.documentation import documentation_versions, iter_documentation
 from experiments.text.source import Rows, Side, TextSource, Unit, digest
 
@@ -149,7 +149,7 @@ def _load_files(patterns: list[str], arguments: CorpusArguments) -> list[TextSou
     sources = []
     for group in [[pattern] for pattern in patterns] if arguments.probabilities else [patterns]:
         files: dict[str, list[str]] = {}  # of each type
-        for file in dict.fromkeys(file for pattern in group for file in _find_files(pattern)):
+        for file in dict.fromkeys(file for pattern in group for file in find_files(pattern)):
             suffix = Path(file).suffix.lower()
             if suffix not in _FILE_TYPES:
                 raise UserError(f"{file}: files of type `{suffix}` cannot be read; give {', '.join(_FILE_TYPES)}.")
@@ -164,14 +164,6 @@ def _load_files(patterns: list[str], arguments: CorpusArguments) -> list[TextSou
                     _load_group(file_type, [file], arguments)
                 raise
     return sources
-
-
-def _find_files(pattern: str) -> list[str]:
-    path = os.path.expanduser(pattern)
-    files = [path] if os.path.isfile(path) else sorted(filter(os.path.isfile, glob.glob(path, recursive=True)))
-    if not files:
-        raise UserError(f"{pattern}: no such file; check the path (it is read from {os.getcwd()}).")
-    return files
 
 
 def _load_group(file_type: str, files: list[str], arguments: CorpusArguments) -> TextSource:
