@@ -59,6 +59,11 @@ class RunArguments(TrainingArguments):
     license: str = flag("apache-2.0", "Licence of the weights, for the model card.")
     language: str = flag("en", "Language of the text, for the model card.")
 
+    @property
+    def num_readers(self) -> int:
+        """How many processes read a stream at the same time."""
+        return self.world_size * max(1, self.dataloader_num_workers)
+
 
 def prepare(training: RunArguments, given: dict[str, Any]) -> None:
     """
