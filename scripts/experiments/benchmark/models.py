@@ -115,8 +115,7 @@ def build_config(workload: Workload, num_layers: int | None) -> PreTrainedConfig
     elif name == "performer":
         values["num_random_features"] = min(256, max(64, 4 * sizes.head_dim))
     values |= dict.fromkeys((field for field in vars(config) if "dropout" in field), float(workload.dropout))
-    for field, value in values.items():
-        setattr(config, field, value)
+    config.update(values)
     return config
 
 
