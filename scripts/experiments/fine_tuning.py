@@ -260,7 +260,11 @@ def run_job(job: Job, folder: Path, training: FineTuningArguments, started: dict
 
 
 def _run_held(job: Job, trial: Trial, started: dict[str, Any], announces: bool) -> None:
-    arguments = _trial_arguments(trial, started)
+    """Run a trial in its folder, whose recorded arguments are a recipe that gives it again, alone."""
+    arguments = {name: value for name, value in started.items() if name not in _SEVERAL_TRIALS} | trial.values
+    if "global_batch_size" in trial.values:
+        arguments.pop("gradient_accumulation_steps", None)
+        arguments["per_device_train_batch_size"] = trial.args.per_device_train_batch_size
     with progress.hold_folder(trial.args, trial.folder, trial.identity, arguments):
         run_trial(job, trial, arguments, announces)
 
@@ -406,15 +410,6 @@ def _job_identity(training: FineTuningArguments, decides: dict[str, Any]) -> Run
     shared = {name: value for name, value in identity.decides.items() if name not in differing}
     length = {"num_train_epochs": 0.0} if training.search else identity.length
     return RunIdentity(shared | {"trials": "search" if training.search else "seeds"}, length, identity.precision)
-
-
-def _trial_arguments(trial: Trial, started: dict[str, Any]) -> dict[str, Any]:
-    """A recipe that gives the trial again, alone."""
-    arguments = {name: value for name, value in started.items() if name not in _SEVERAL_TRIALS} | trial.values
-    if "global_batch_size" in trial.values:
-        arguments.pop("gradient_accumulation_steps", None)
-        arguments["per_device_train_batch_size"] = trial.args.per_device_train_batch_size
-    return arguments
 
 
 def _evaluate(trainer: FineTuningTrainer, job: Job, parts: Sequence[str]) -> dict[str, float]:

@@ -199,6 +199,11 @@ def fingerprint_checkpoint(name: str, revision: str = "main") -> str:
     return digest.hexdigest()
 
 
+def name_of_checkpoint(place: str) -> str:
+    """A name, and not where it lies on this machine."""
+    return Path(place).resolve().name if Path(place).exists() else place
+
+
 def fingerprint_config(name: str) -> str:
     """What `--config_name` names: of a file or folder its name and a digest; a preset and the Hub's by name alone."""
     path = Path(name)
@@ -291,8 +296,7 @@ def merge_adapters(adapted: Any, folder: Path | None) -> PreTrainedModel:
     """
     if folder is not None:
         for config in adapted.peft_config.values():
-            base = config.base_model_name_or_path
-            config.base_model_name_or_path = Path(base).resolve().name if Path(base).exists() else base
+            config.base_model_name_or_path = name_of_checkpoint(config.base_model_name_or_path)
         adapted.save_pretrained(folder, save_embedding_layers=False)  # which have not changed
         (folder / "README.md").unlink(missing_ok=True)  # a form to fill in, which names that place
     return adapted.merge_and_unload()
