@@ -117,10 +117,8 @@ def load_corpus(arguments: CorpusArguments) -> Corpus:
     train = train or [_load_documentation(arguments)]
     if arguments.streaming and len(train) > 1 and arguments.probabilities is None:
         raise UserError("With --streaming the sizes of several sources are not known; give --probabilities for them.")
-    if arguments.validation_file:
-        validation = _load_files(arguments.validation_file, arguments)
-    else:
-        validation = [sides["validation"] for sides in loaded if "validation" in sides]
+    validation = [sides["validation"] for sides in loaded if "validation" in sides]
+    validation += _load_files(arguments.validation_file or [], arguments)
     if not validation and arguments.validation_fraction:
         splits = [source.split(arguments.validation_fraction) for source in train]
         train, validation = [split["train"] for split in splits], [split["validation"] for split in splits]
