@@ -31,13 +31,12 @@ from experiments.run_folder import check_run_folder, find_checkpoint, recorded_a
 from experiments.text.blocks import MASKED_LM_TOKENS, Blocks, MaskedLMArguments, load_blocks, train_tokenizer_once
 from experiments.text.corpus import Corpus, CorpusArguments, load_corpus
 from experiments.text.examples import show_predictions
-from experiments.text.masked_lm import MaskedLMTrainer, MaskingCollator, MaskNumbering, mask_once, score_labelled_only
+from experiments.text.masked_lm import MaskedLMTrainer, MaskingCollator, MaskNumbering, mask_once
 from experiments.text.report import write_report
+from experiments.text.sparse_prediction import score_labelled_only
 
 
 logger = logging.getLogger("pretrain_mlm")
-
-
 ARGUMENTS = (models.ModelArguments, CorpusArguments, MaskedLMArguments, progress.RunArguments)
 
 
