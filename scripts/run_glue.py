@@ -31,8 +31,6 @@ from experiments.text.classifier import checkpoint_identity
 
 
 logger = logging.getLogger("run_glue")
-
-
 ARGUMENTS = (CheckpointArguments, LoraArguments, GlueArguments, FineTuningArguments)
 
 
