@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from inspect import signature
+from itertools import product
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import conv_flop_count, flop_registry
+from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from experiments.benchmark import models
@@ -38,6 +40,12 @@ LEGEND = (
     "values 2.5 n log2 n operations, of n complex ones 5 n log2 n), and four for each product of complex numbers; "
     "two operations are one multiply-add."
 )
+# What stands for flags of the benchmark that are not given.
+DEFAULTS: dict[str, Any] = {
+    "models": ["sktformer", "sktformer-eager", "bert-sdpa", "modernbert", "nystromformer", "fnet"],
+    "size": ["base"],
+    **{"lengths": [512, 4096], "tokens_per_batch": 16384, "dropout": [0.0], "precision": "bfloat16"},
+}
 _aten = torch.ops.aten
 _LAYER_PATTERNS = {"modernbert": 3, "reformer": 2}
 # These read as much of their first argument as they return, these read and write as much of it as of their source, in
@@ -194,6 +202,12 @@ def count_row(workload: Workload, setting: Setting, masked: bool) -> dict[str, A
         return row | count_layer(workload, replace(setting, padded=masked))
     except Exception as error:  # of any architecture
         return row | {"reason": failure_reason(error)}
+
+
+def count_rows(workloads: Sequence[Workload], setting: Setting) -> list[dict[str, Any]]:
+    """Rows of results: each layer without and with a mask."""
+    counted = tqdm(list(product(workloads, (False, True))), "Count", unit="row", disable=None)
+    return [count_row(workload, setting, masked) for workload, masked in counted]
 
 
 def format_counts(rows: Sequence[Mapping]) -> list[str]:
