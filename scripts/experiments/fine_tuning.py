@@ -31,7 +31,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from accelerate import PartialState
 from datasets import Dataset
 from tqdm import tqdm
@@ -40,7 +39,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, IntervalStrategy
 
 from experiments import training as progress
 from experiments.arguments import UserError, flag, require_at_least
-from experiments.heads import Collator, HeadArguments, calibrate_head, set_head_rate
+from experiments.heads import Collator, HeadArguments, HeadTrainer, calibrate_head
 from experiments.models import merge_adapters
 from experiments.plots import plot_task_curves
 from experiments.results import describe_environment, read_json, write_json
@@ -125,7 +124,7 @@ class Trial:
         return ", ".join(f"{_SHORT_NAMES[name]} {value}" for name, value in shown.items())
 
 
-class FineTuningTrainer(progress.ExperimentTrainer):
+class FineTuningTrainer(HeadTrainer):
     """A Trainer that scales every architecture's loss alike."""
 
     args: FineTuningArguments
@@ -135,13 +134,6 @@ class FineTuningTrainer(progress.ExperimentTrainer):
         # Heads that take any keyword are believed to divide their loss by the number of examples of a whole step.
         # Most do not, and accumulating gradients over n batches would then multiply their gradients by n.
         self.model_accepts_loss_kwargs = False
-
-    def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
-        """Make the optimizer, in which a head may have a rate of its own."""
-        optimizer = super().create_optimizer(*args, **kwargs)
-        if self.args.head_learning_rate is not None:
-            set_head_rate(optimizer, self.accelerator.unwrap_model(self.model), self.args.head_learning_rate)
-        return optimizer
 
 
 class BestOnEvaluation(EarlyStoppingCallback):

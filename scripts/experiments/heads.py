@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 from transformers import PreTrainedModel
 
 from experiments.arguments import flag, require_at_least
-from experiments.training import RunArguments
+from experiments.training import ExperimentTrainer, RunArguments
 from modeling_sktformer.sequences import SequencePooling
 
 
@@ -35,6 +35,18 @@ class HeadArguments(RunArguments):
         """What these decide of a run's result, which knows of a head's treatment only where one is asked for."""
         head = {"head_learning_rate": self.head_learning_rate, "calibrate_head": self.calibrate_head or None}
         return {name: value for name, value in head.items() if self.do_train and value is not None}
+
+
+class HeadTrainer(ExperimentTrainer):
+    """A Trainer in whose optimizer a head may have a rate of its own."""
+
+    args: HeadArguments
+
+    def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
+        optimizer = super().create_optimizer(*args, **kwargs)
+        if self.args.head_learning_rate is not None:
+            set_head_rate(optimizer, self.accelerator.unwrap_model(self.model), self.args.head_learning_rate)
+        return optimizer
 
 
 def calibrate_head(model: PreTrainedModel, examples: Dataset, collator: Collator, device: torch.device) -> None:
