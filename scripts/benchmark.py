@@ -19,26 +19,19 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
 from experiments.arguments import UserError, flag, parse_args, require_at_least, run_script
+from experiments.benchmark import counts
 from experiments.benchmark.cells import Cell, MeasurementArguments, measure_cells
-from experiments.benchmark.counts import count_row
 from experiments.benchmark.models import MODELS, PRECISIONS, SIZES, Setting, Workload, build_sizes
 from experiments.benchmark.report import open_section, save_section
 
 
 MODES = ["training", "inference"]
-# What stands for flags that are not given: of all but --count, and of --count.
+# What stands for flags that are not given.
 DEFAULTS: dict[str, Any] = {
     **{"models": [name for name in MODELS if not name.startswith("sktformer-")], "size": ["lra"]},
     **{"lengths": [512, 1024, 2048, 3072, 4096, 8192, 16384]},
     **{"batch_size": 32, "dropout": [0.0, 0.1], "precision": "float32", "modes": MODES},
-}
-COUNT_DEFAULTS: dict[str, Any] = {
-    "models": ["sktformer", "sktformer-eager", "bert-sdpa", "modernbert", "nystromformer", "fnet"],
-    "size": ["base"],
-    **{"lengths": [512, 4096], "tokens_per_batch": 16384, "dropout": [0.0], "precision": "bfloat16"},
 }
 
 
@@ -69,7 +62,7 @@ class BenchmarkArguments(MeasurementArguments):
         alone = self.comparison not in ("speed", "counts")
         if alone and self.models not in ([], ["sktformer"]):
             raise UserError(f"--models {' '.join(self.models)}: this measures sktformer alone; leave the flag out.")
-        defaults = DEFAULTS | ({"models": ["sktformer"]} if alone else {}) | (COUNT_DEFAULTS if self.count else {})
+        defaults = DEFAULTS | ({"models": ["sktformer"]} if alone else {}) | (counts.DEFAULTS if self.count else {})
         if self.batch_size:
             defaults.pop("tokens_per_batch", None)
         for name, value in defaults.items():
@@ -135,8 +128,7 @@ def main() -> None:
     section = open_section(asdict(arguments) | plan, path, arguments.merge)
     workloads = [workload for cell in cells for workload in cell.workloads]
     if arguments.count:
-        counted = tqdm(list(product(workloads, (False, True))), "Count", unit="row", disable=None)
-        section["rows"] = [count_row(each, setting, masked) for each, masked in counted]
+        section["rows"] = counts.count_rows(workloads, setting)
     else:
         for rows in measure_cells(cells, setting, arguments, section["rows"]):
             section["rows"] += rows

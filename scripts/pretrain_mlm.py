@@ -28,23 +28,15 @@ from experiments import training as progress
 from experiments.arguments import CONFIGURATION, Command, UserError, parse_command, run_script
 from experiments.results import describe_environment
 from experiments.run_folder import check_run_folder, find_checkpoint, recorded_arguments
-from experiments.text.blocks import (
-    MASKED_LM_TOKENS,
-    Blocks,
-    MaskedLMArguments,
-    count_readers,
-    load_blocks,
-    train_tokenizer_once,
-)
+from experiments.text.blocks import MASKED_LM_TOKENS, Blocks, MaskedLMArguments, load_blocks, train_tokenizer_once
 from experiments.text.corpus import Corpus, CorpusArguments, load_corpus
 from experiments.text.examples import show_predictions
-from experiments.text.masked_lm import MaskedLMTrainer, MaskingCollator, MaskNumbering, mask_once, score_labelled_only
+from experiments.text.masked_lm import MaskedLMTrainer, MaskingCollator, MaskNumbering, mask_once
 from experiments.text.report import write_report
+from experiments.text.sparse_prediction import score_labelled_only
 
 
 logger = logging.getLogger("pretrain_mlm")
-
-
 ARGUMENTS = (models.ModelArguments, CorpusArguments, MaskedLMArguments, progress.RunArguments)
 
 
@@ -101,7 +93,7 @@ def run_identity(command: Command, corpus: Corpus) -> progress.RunIdentity:
     model, reading, mlm, training = command.groups
     decides = {"data": corpus.fingerprint, "streaming": reading.streaming}
     if reading.streaming:
-        decides["readers"] = count_readers(training)  # which share the documents among themselves
+        decides["readers"] = training.num_readers  # which share the documents among themselves
     # How much is evaluated decides nothing of a training.
     unused = ("tokenizer_name", "sparse_prediction", "max_eval_samples")[: 3 if training.do_train else 2]
     decides |= {name: value for name, value in vars(mlm).items() if name not in unused}

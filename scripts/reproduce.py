@@ -18,8 +18,9 @@ from typing import Any
 
 from experiments.arguments import UserError, parse_command, recipe_to_flags, run_script
 from experiments.comparisons.report import write_table
-from experiments.comparisons.stages import ComparisonArguments, run_stages
-from experiments.comparisons.tables import TABLES, TEXT, Table
+from experiments.comparisons.stages import ComparisonArguments, Table, run_stages
+from experiments.comparisons.tables import TABLES
+from experiments.comparisons.text_tables import TEXT
 from experiments.results import ResultsArguments
 from experiments.runs import Run, execute_runs
 from experiments.text.corpus import CorpusArguments

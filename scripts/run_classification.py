@@ -30,8 +30,8 @@ from experiments.classification.labels import SINGLE, checkpoint_problem, format
 from experiments.classification.metrics import METRICS, compute_metrics, measure, measure_baselines, probabilities
 from experiments.classification.report import record_test_scores, write_answers, write_text_card
 from experiments.fine_tuning import FineTuningArguments, Job, best_trial, check_job, fingerprint_rows, predict, run_job
-from experiments.model_card import format_results
-from experiments.models import CheckpointArguments, LoraArguments, add_lora, load_classifier
+from experiments.model_card import format_scores
+from experiments.models import CheckpointArguments, LoraArguments, add_lora, load_classifier, name_of_checkpoint
 from experiments.results import write_results
 from experiments.run_folder import recorded_arguments
 from experiments.text import classifier
@@ -91,7 +91,7 @@ def main() -> None:
             write_answers(folder, data, name, chances, texts.label_separator or ",")
     if training.should_save and results:
         record_test_scores(folder, results)
-        print(write_results(folder / "report", results, [format_results(results)]), end="")
+        print(write_results(folder / "report", results, [format_scores(results)]), end="")
     if job:  # again, with what has been written since
         progress.upload_run(training, folder, "Evaluated")
 
@@ -133,7 +133,7 @@ def make_job(command: Command, data: TextData, splits: dict[str, Dataset], colla
             **classifier.checkpoint_identity(checkpoint, lora),
         },
         facts={
-            "started_from": classifier.name_of_checkpoint(checkpoint),
+            "started_from": name_of_checkpoint(checkpoint.model_name_or_path),
             "problem_type": data.problem.kind,
             "held_out": data.held_out,
             "is_partial": bool(texts.max_train_samples or texts.max_eval_samples),

@@ -31,7 +31,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from accelerate import PartialState
 from datasets import Dataset
 from tqdm import tqdm
@@ -40,7 +39,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, IntervalStrategy
 
 from experiments import training as progress
 from experiments.arguments import UserError, flag, require_at_least
-from experiments.heads import Collator, calibrate_head, set_head_rate
+from experiments.heads import Collator, HeadArguments, HeadTrainer, calibrate_head
 from experiments.models import merge_adapters
 from experiments.plots import plot_task_curves
 from experiments.results import describe_environment, read_json, write_json
@@ -56,7 +55,7 @@ _WEIGHTS = "*.safetensors*"  # of one file, or of several with an index
 
 
 @dataclass
-class FineTuningArguments(progress.RunArguments):
+class FineTuningArguments(HeadArguments):
     """The arguments of the Trainer, what is run more than once, and what is kept of it."""
 
     seeds: int = flag(1, "Train with so many seeds from --seed on: median and spread.")
@@ -65,8 +64,6 @@ class FineTuningArguments(progress.RunArguments):
     search_learning_rates: list[float] = flag([5e-5, 1e-4], "Rates.")
     search_batch_sizes: list[int] = flag([16, 32], "Global batches.")
     early_stopping_patience: int | None = flag(None, "Stop after so many evaluations without a new best; keep that.")
-    head_learning_rate: float | None = flag(None, "Rate of what stands behind the encoder, if it has its own.")
-    calibrate_head: bool = flag(False, "Standardise what a new head reads, by some training examples.")
 
     def __post_init__(self) -> None:
         several, patience = self.search or self.seeds > 1, self.early_stopping_patience
@@ -78,7 +75,6 @@ class FineTuningArguments(progress.RunArguments):
             raise UserError("--early_stopping_patience needs evaluations while training; add --eval_strategy.")
         super().__post_init__()
         require_at_least(1, self, "seeds", "early_stopping_patience")
-        require_at_least(0, self, "head_learning_rate")
         unused = "--prediction_loss_only, --batch_eval_metrics and --eval_do_concat_batches"
         in_parts = self.prediction_loss_only or self.batch_eval_metrics or not self.eval_do_concat_batches
         for is_wrong, message in (
@@ -128,7 +124,7 @@ class Trial:
         return ", ".join(f"{_SHORT_NAMES[name]} {value}" for name, value in shown.items())
 
 
-class FineTuningTrainer(progress.ExperimentTrainer):
+class FineTuningTrainer(HeadTrainer):
     """A Trainer that scales every architecture's loss alike."""
 
     args: FineTuningArguments
@@ -138,13 +134,6 @@ class FineTuningTrainer(progress.ExperimentTrainer):
         # Heads that take any keyword are believed to divide their loss by the number of examples of a whole step.
         # Most do not, and accumulating gradients over n batches would then multiply their gradients by n.
         self.model_accepts_loss_kwargs = False
-
-    def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
-        """Make the optimizer, in which a head may have a rate of its own."""
-        optimizer = super().create_optimizer(*args, **kwargs)
-        if self.args.head_learning_rate is not None:
-            set_head_rate(optimizer, self.accelerator.unwrap_model(self.model), self.args.head_learning_rate)
-        return optimizer
 
 
 class BestOnEvaluation(EarlyStoppingCallback):
@@ -176,7 +165,7 @@ def fingerprint_rows(*parts: Dataset) -> str:
 
 def plan_trials(folder: Path, training: FineTuningArguments, decides: dict[str, Any]) -> list[Trial]:
     """The trials of a job: a grid, several seeds, or a single one, which gets the job's own folder."""
-    seed = training.seed
+    seed, decides = training.seed, decides | training.head_identity()
     planned: dict[str, dict[str, Any]] = {"": {"seed": seed}}
     if (training.search or training.seeds > 1) and not training.do_train:
         raise UserError("--search and --seeds are for training; leave them out, or add --do_train.")
@@ -195,7 +184,7 @@ def plan_trials(folder: Path, training: FineTuningArguments, decides: dict[str, 
         vars(args).update(values | {"output_dir": str(folder / name)})
         if training.search:
             progress.divide_batch(args, values["global_batch_size"])
-        trials.append(Trial(folder / name, values, args, _identity(args, decides)))
+        trials.append(Trial(folder / name, values, args, progress.training_identity(args, decides)))
     return trials
 
 
@@ -263,7 +252,11 @@ def run_job(job: Job, folder: Path, training: FineTuningArguments, started: dict
 
 
 def _run_held(job: Job, trial: Trial, started: dict[str, Any], announces: bool) -> None:
-    arguments = _trial_arguments(trial, started)
+    """Run a trial in its folder, whose recorded arguments are a recipe that gives it again, alone."""
+    arguments = {name: value for name, value in started.items() if name not in _SEVERAL_TRIALS} | trial.values
+    if "global_batch_size" in trial.values:
+        arguments.pop("gradient_accumulation_steps", None)
+        arguments["per_device_train_batch_size"] = trial.args.per_device_train_batch_size
     with progress.hold_folder(trial.args, trial.folder, trial.identity, arguments):
         run_trial(job, trial, arguments, announces)
 
@@ -400,31 +393,15 @@ def summarise_trials(results: Sequence[dict[str, Any]], search: bool, facts: dic
     }
 
 
-def _identity(training: FineTuningArguments, decides: dict[str, Any]) -> RunIdentity:
-    """The identity of a run, which knows of a head's treatment only where one is asked for."""
-    head = {"head_learning_rate": training.head_learning_rate, "calibrate_head": training.calibrate_head or None}
-    asked = {name: value for name, value in head.items() if training.do_train and value is not None}
-    return progress.training_identity(training, decides | asked)
-
-
 def _job_identity(training: FineTuningArguments, decides: dict[str, Any]) -> RunIdentity:
     """The identity of a job's folder: of several trials it leaves out in what they differ."""
-    identity = _identity(training, decides)
+    identity = progress.training_identity(training, decides | training.head_identity())
     if not training.search and training.seeds == 1:
         return identity
     differing = ("learning_rate", "global_batch_size") if training.search else ("seed",)
     shared = {name: value for name, value in identity.decides.items() if name not in differing}
     length = {"num_train_epochs": 0.0} if training.search else identity.length
     return RunIdentity(shared | {"trials": "search" if training.search else "seeds"}, length, identity.precision)
-
-
-def _trial_arguments(trial: Trial, started: dict[str, Any]) -> dict[str, Any]:
-    """A recipe that gives the trial again, alone."""
-    arguments = {name: value for name, value in started.items() if name not in _SEVERAL_TRIALS} | trial.values
-    if "global_batch_size" in trial.values:
-        arguments.pop("gradient_accumulation_steps", None)
-        arguments["per_device_train_batch_size"] = trial.args.per_device_train_batch_size
-    return arguments
 
 
 def _evaluate(trainer: FineTuningTrainer, job: Job, parts: Sequence[str]) -> dict[str, float]:

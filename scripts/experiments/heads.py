@@ -1,6 +1,7 @@
 """New heads on trained encoders: where they begin, and how fast they learn."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
@@ -9,12 +10,43 @@ from torch import nn
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel
 
+from experiments.arguments import flag, require_at_least
+from experiments.training import ExperimentTrainer, RunArguments
 from modeling_sktformer.sequences import SequencePooling
 
 
 Collator: TypeAlias = Callable[[list[Any]], dict[str, Any]]  # makes a batch of examples
 # So many of them say how the inputs of a head vary.
 _CALIBRATION_EXAMPLES = 256
+
+
+@dataclass
+class HeadArguments(RunArguments):
+    """The arguments of a run, and how a new head is treated."""
+
+    head_learning_rate: float | None = flag(None, "Rate of what stands behind the encoder, if it has its own.")
+    calibrate_head: bool = flag(False, "Standardise what a new head reads, by some training examples.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_at_least(0, self, "head_learning_rate")
+
+    def head_identity(self) -> dict[str, Any]:
+        """What these decide of a run's result, which knows of a head's treatment only where one is asked for."""
+        head = {"head_learning_rate": self.head_learning_rate, "calibrate_head": self.calibrate_head or None}
+        return {name: value for name, value in head.items() if self.do_train and value is not None}
+
+
+class HeadTrainer(ExperimentTrainer):
+    """A Trainer in whose optimizer a head may have a rate of its own."""
+
+    args: HeadArguments
+
+    def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
+        optimizer = super().create_optimizer(*args, **kwargs)
+        if self.args.head_learning_rate is not None:
+            set_head_rate(optimizer, self.accelerator.unwrap_model(self.model), self.args.head_learning_rate)
+        return optimizer
 
 
 def calibrate_head(model: PreTrainedModel, examples: Dataset, collator: Collator, device: torch.device) -> None:

@@ -2,6 +2,7 @@
 
 import csv
 import glob
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +16,15 @@ from experiments.arguments import UserError, one_line
 
 # Types of files that hold a table, and what reads them.
 TABLE_READERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".tsv": "csv", ".parquet": "parquet"}
+
+
+def find_files(pattern: str) -> list[str]:
+    """A file, or all that a pattern such as books/*.txt names; a `UserError` if there is none."""
+    path = os.path.expanduser(pattern)
+    files = [path] if os.path.isfile(path) else sorted(filter(os.path.isfile, glob.glob(path, recursive=True)))
+    if not files:
+        raise UserError(f"{pattern}: no such file; check the path (it is read from {os.getcwd()}).")
+    return files
 
 
 @contextmanager

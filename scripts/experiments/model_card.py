@@ -50,11 +50,6 @@ _USES = {
     "text-classification": _PIPELINE
     + 'classify = pipeline("text-classification", model="{title}"{remote}, truncation=True)\n'
     "print(classify({example}))",
-    "time-series-forecasting": "from transformers import {example}\n\n"
-    'model = {example}.from_pretrained("{title}"{remote}).eval()\n'
-    "# The last context_length steps of the series, scaled by the means and deviations in series.json.\n"
-    "forecast = model(past_values=past_values).prediction_outputs",
-    "other": "{example}",
 }
 
 
@@ -65,7 +60,8 @@ class CardFacts:
     script: str  # the entry point that has trained it
     pipeline_tag: str
     description: str  # in sentences: what it is and what it was trained on
-    # What the pipeline is called with: a sentence with a mask, or Python code; for the tag `other` all of the code.
+    # What the pipeline is called with: a sentence with a mask, or Python code. Where there is none it is all of the
+    # code, in which {title} stands for the model's name and {remote} for what lets its own code run.
     example: str
     scores: Mapping[str, float]  # by their names
     results: str  # the scores in Markdown, beside what they have to be compared with
@@ -106,18 +102,11 @@ def write_card(folder: str | Path, facts: CardFacts, metrics: Mapping[str, Any],
     content = _CARD.format(
         title=title,
         card_data=data.to_yaml(),
-        use=_USES[facts.pipeline_tag].format(title=title, remote=remote, example=facts.example),
+        use=_USES.get(facts.pipeline_tag, facts.example).format(title=title, remote=remote, example=facts.example),
         arguments=yaml.safe_dump(portable, sort_keys=False, allow_unicode=True),
         **vars(facts),
     )
     ModelCard(content, ignore_metadata_errors=True).save(Path(folder) / "README.md")
-
-
-def format_scores(rows: Mapping[str, Mapping[str, str]]) -> str:
-    """A small Markdown table: a row for each entry, a column for each of its values."""
-    names = list(dict.fromkeys(name for values in rows.values() for name in values))
-    cells = [[title, *(values.get(name, "") for name in names)] for title, values in rows.items()]
-    return "\n".join(format_table(["", *names], cells))
 
 
 def write_classifier_card(
@@ -134,15 +123,20 @@ def write_classifier_card(
         f"{metrics['parameters']:,} parameters, fine-tuned on {learned} with seed {metrics['seed']}. It answers with "
         f"{answers}.",
         scores=scores,
-        results=format_results(rows),
+        results=format_scores(rows),
         **facts,
     )
     write_card(folder, card, metrics, arguments)
 
 
-def format_results(results: Mapping[str, Mapping[str, float]]) -> str:
-    """A table of metrics: a row for each model and part."""
-    return format_scores({row: {key: f"{value:.4f}" for key, value in of.items()} for row, of in results.items()})
+def format_scores(rows: Mapping[str, Mapping[str, float]], form: str = ".4f") -> str:
+    """A small Markdown table: a row for each model and part, a column for each of its metrics."""
+    names = list(dict.fromkeys(name for values in rows.values() for name in values))
+    cells = [
+        [title, *(format(values[name], form) if name in values else "" for name in names)]
+        for title, values in rows.items()
+    ]
+    return "\n".join(format_table(["", *names], cells))
 
 
 def example_input(columns: tuple[str, ...]) -> str:

@@ -2,7 +2,6 @@
 
 import hashlib
 import importlib
-import json
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import MISSING, dataclass
@@ -24,7 +23,7 @@ from transformers import (
 from transformers.utils import find_adapter_config_file, is_peft_available
 
 from experiments.architectures import build_comparable_config, explain_failure, length_fields, longest_input
-from experiments.arguments import UserError, explained, flag, one_line, require_at_least
+from experiments.arguments import UserError, explained, flag, require_at_least
 from modeling_sktformer import SKTformerConfig, available_presets, load_preset
 
 
@@ -59,24 +58,6 @@ class ModelArguments(_OriginArguments):
     def __post_init__(self):
         if self.model_name_or_path and self.model_type:
             raise UserError("--model_type makes a new model; it cannot be given together with --model_name_or_path.")
-
-
-@dataclass
-class SizedModelArguments:
-    """Sizes of a new model that is made for a task."""
-
-    model_config: str | None = flag(None, "Fields of a new SKTformer, whose sizes others take: JSON, or a mapping.")
-    config_overrides: str | None = flag(None, "Fields to change in the configuration, as field=value,field=value.")
-
-    def fields(self) -> dict[str, Any]:
-        """The fields of a new SKTformer."""
-        try:
-            fields = json.loads(self.model_config or "{}")
-        except ValueError as error:
-            raise UserError(f"--model_config is no JSON ({one_line(error)}).") from error
-        if not isinstance(fields, dict):
-            raise UserError("--model_config must be a mapping of fields to values.")
-        return fields
 
 
 @dataclass
@@ -218,6 +199,11 @@ def fingerprint_checkpoint(name: str, revision: str = "main") -> str:
     return digest.hexdigest()
 
 
+def name_of_checkpoint(place: str) -> str:
+    """A name, and not where it lies on this machine."""
+    return Path(place).resolve().name if Path(place).exists() else place
+
+
 def fingerprint_config(name: str) -> str:
     """What `--config_name` names: of a file or folder its name and a digest; a preset and the Hub's by name alone."""
     path = Path(name)
@@ -225,14 +211,6 @@ def fingerprint_config(name: str) -> str:
     if name in available_presets() or not file.is_file():
         return name
     return f"{path.name}@{hashlib.sha256(file.read_bytes()).hexdigest()}"
-
-
-def describe_config(model: PreTrainedModel) -> dict[str, Any]:
-    """The fields of a new model that are not the defaults; its landmarks are the seed's."""
-    unrelated = ("landmark_seed", "transformers_version", "architectures", "dtype")
-    # `to_diff_dict` has all fields of the class: one that is new in it would make another run of every one.
-    fields, defaults = model.config.to_diff_dict(), model.config.default_config_fields()
-    return {name: value for name, value in fields.items() if name not in unrelated and value != defaults.get(name)}
 
 
 def load_classifier(
@@ -318,8 +296,7 @@ def merge_adapters(adapted: Any, folder: Path | None) -> PreTrainedModel:
     """
     if folder is not None:
         for config in adapted.peft_config.values():
-            base = config.base_model_name_or_path
-            config.base_model_name_or_path = Path(base).resolve().name if Path(base).exists() else base
+            config.base_model_name_or_path = name_of_checkpoint(config.base_model_name_or_path)
         adapted.save_pretrained(folder, save_embedding_layers=False)  # which have not changed
         (folder / "README.md").unlink(missing_ok=True)  # a form to fill in, which names that place
     return adapted.merge_and_unload()

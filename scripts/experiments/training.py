@@ -59,13 +59,28 @@ class RunArguments(TrainingArguments):
     license: str = flag("apache-2.0", "Licence of the weights, for the model card.")
     language: str = flag("en", "Language of the text, for the model card.")
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.seed < 2**32:
+            raise UserError(f"--seed {self.seed} must lie between 0 and {2**32 - 1}.")
+        batches = ("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps")
+        require_at_least(1, self, *batches, "num_threads")
+        require_at_least(0, self, "learning_rate", "weight_decay", "max_grad_norm", "warmup_steps")
+        if self.max_steps <= 0 and self.num_train_epochs <= 0:
+            raise UserError(f"--num_train_epochs {self.num_train_epochs:g} must be more than 0.")
+
+    @property
+    def num_readers(self) -> int:
+        """How many processes read a stream at the same time."""
+        return self.world_size * max(1, self.dataloader_num_workers)
+
 
 def prepare(training: RunArguments, given: dict[str, Any]) -> None:
     """
     Set up logging, bars and threads, work out stages and gradient accumulation, and refuse what would fail late or
     train something else than was asked for. `given`, what recipes and flags set, changes `training` in place. Raises a
-    `UserError` for values that cannot work, trackers that are not installed, processes that would not train together,
-    or a batch that cannot be divided among the devices.
+    `UserError` for trackers that are not installed, processes that would not train together, or a batch that cannot be
+    divided among the devices.
     """
     logging.basicConfig(format="%(message)s", level=logging.INFO if training.should_log else logging.WARNING)
     logging.getLogger("httpx").setLevel(logging.WARNING)
@@ -78,7 +93,6 @@ def prepare(training: RunArguments, given: dict[str, Any]) -> None:
     elif not given.get("do_eval"):
         training.do_eval = False  # which the Trainer's arguments switch on with --eval_strategy
     training.logging_nan_inf_filter = False  # which would show a loss of 0 where there is none
-    _check_values(training)
     with explained(f"--report_to {training.report_to}"):  # now, and not after the data has been read
         for callback in get_reporting_integration_callbacks(training.report_to):
             callback()
@@ -301,16 +315,6 @@ class StepTimer(TrainerCallback):
         return {"step_time_ms": float(wall), "step_cpu_time_ms": float(cpu)}
 
 
-def _check_values(training: RunArguments) -> None:
-    if not 0 <= training.seed < 2**32:
-        raise UserError(f"--seed {training.seed} must lie between 0 and {2**32 - 1}.")
-    batches = ("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps")
-    require_at_least(1, training, *batches)
-    require_at_least(0, training, "learning_rate", "weight_decay", "max_grad_norm", "warmup_steps")
-    if training.max_steps <= 0 and training.num_train_epochs <= 0:
-        raise UserError(f"--num_train_epochs {training.num_train_epochs:g} must be more than 0.")
-
-
 def _check_upload(training: TrainingArguments, given: dict[str, Any]) -> None:
     """Find out now, and not after hours of training, that nothing can be uploaded."""
     if "hub_strategy" in given and training.hub_strategy != HubStrategy.END:
@@ -335,7 +339,6 @@ def _check_processes(training: TrainingArguments) -> None:
 
 def _set_threads(training: RunArguments) -> None:
     """Launchers give every process one thread, also where it is alone on the machine."""
-    require_at_least(1, training, "num_threads")
     launched = any(name in os.environ for name in ("TORCHELASTIC_RUN_ID", "ACCELERATE_MIXED_PRECISION"))
     threads = training.num_threads
     if threads is None and launched and training.device.type == "cpu" and os.environ.get("OMP_NUM_THREADS") == "1":

@@ -18,7 +18,7 @@ def load(tmp_path, mlm: MaskedLMArguments, model_type: str = "sktformer", **flag
     validation = write(tmp_path / "validation.txt", "\n\n".join(texts[:60]))
     flags = {"train_file": [path], "validation_file": [validation], "cache_dir": str(tmp_path / "cache")} | flags
     arguments = CorpusArguments(**flags)
-    training = SimpleNamespace(seed=0, world_size=1, dataloader_num_workers=0)
+    training = SimpleNamespace(seed=0, num_readers=1)
     command = Command((None, arguments, mlm, training), {}, [])
     return load_blocks(command, load_corpus(arguments), make_tokenizer(), model_type)
 

@@ -10,7 +10,7 @@ from datasets import Dataset
 
 from experiments.arguments import UserError
 from experiments.glue.metrics import (
-    DEFINITIONS,
+    METRICS,
     compute_metrics,
     majority_metrics,
     predicted_labels,
@@ -63,7 +63,7 @@ def test_every_task_has_its_metrics():
     }
     for task, metrics in names.items():
         assert set(compute(task, [0, 1, 1], [0, 1, 0])) == metrics
-        assert metrics <= DEFINITIONS.keys()
+        assert metrics <= METRICS.keys()
 
 
 def test_values_worked_out_by_hand():

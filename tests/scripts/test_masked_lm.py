@@ -32,11 +32,11 @@ from experiments.text.masked_lm import (
     MaskNumbering,
     mask_once,
     predicted_logits,
-    score_labelled_only,
     sum_token_losses,
     token_metrics,
 )
 from experiments.text.packing import count_tokens, unigram_cross_entropy
+from experiments.text.sparse_prediction import score_labelled_only
 from modeling_sktformer.losses import IGNORE_INDEX
 
 

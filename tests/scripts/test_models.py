@@ -38,6 +38,7 @@ from experiments.models import (
     load_tokenizer,
     merge_adapters,
 )
+from experiments.sized_models import describe_config
 from experiments.text.classifier import load_text_tokenizer
 from modeling_sktformer import SKTformerConfig, SKTformerForMaskedLM, SKTformerForSequenceClassification
 
@@ -373,7 +374,7 @@ def train_two_steps(model):
 def test_a_new_model_is_described_by_what_is_not_the_default():
     """A field that a later version adds is at its default, and must not make another run of one cut short."""
     config = SKTformerConfig(hidden_size=32, num_attention_heads=2, num_hidden_layers=1, smoother_norm="batch_norm")
-    described = models.describe_config(SKTformerForMaskedLM(config))
+    described = describe_config(SKTformerForMaskedLM(config))
     expected = {"hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 1, "smoother_norm": "batch_norm"}
     assert described == expected | {"model_type": "sktformer"}
 

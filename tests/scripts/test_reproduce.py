@@ -20,8 +20,8 @@ from experiments import runs
 from experiments.analyses import lengthening
 from experiments.arguments import UserError
 from experiments.comparisons import report
-from experiments.comparisons.stages import Case, Measure, Stage
-from experiments.comparisons.tables import TABLES, Table
+from experiments.comparisons.stages import Case, Measure, Stage, Table
+from experiments.comparisons.tables import TABLES
 from experiments.glue.tasks import TASKS
 from experiments.results import ResultsArguments
 from support.glue_rows import CUES, files_below, make_rows, read_metrics, write_tasks

@@ -25,7 +25,7 @@ from experiments.lra.jobs import LraTrainingArguments
 from experiments.lra.models import LraModelArguments, build_model
 from experiments.lra.published import published_incoherence
 from experiments.lra.tasks import TASKS, LraArguments, load_parts
-from experiments.plots import plot_distributions
+from experiments.plots import open_figure
 from experiments.run_folder import ARGUMENTS_FILE
 from experiments.runs import Run, choose_launcher, execute_runs, read_runs
 from modeling_sktformer.circle import Circle
@@ -183,3 +183,18 @@ def write_report(
             results.format_origin(environment, command, [environment["commit"]]),
         ],
     )
+
+
+def plot_distributions(groups: Mapping[str, Mapping[str, np.ndarray]], path: str | Path, title: str) -> None:
+    """Draw boxes with medians, quartiles and 5 to 95 % of values, a panel for each of the groups, a box for a name."""
+    rows = max(len(values) for values in groups.values())
+    with open_figure(path, title, (5.5 * len(groups), 0.42 * rows + 1.4), (1, len(groups)), grid="x") as (_, panels):
+        for panel, (group, values) in zip(np.ravel(panels), groups.items(), strict=True):
+            style: dict[str, Any] = {"whis": (5, 95), "showfliers": False, "patch_artist": True}
+            boxes = panel.boxplot(list(values.values()), orientation="horizontal", **style)
+            for name, box, median in zip(values, boxes["boxes"], boxes["medians"], strict=True):
+                box.set_facecolor("C1" if name.endswith("after") else "0.8")
+                median.set_color("black")
+            panel.set_yticks(range(1, len(values) + 1), list(values))
+            panel.invert_yaxis()
+            panel.set(title=group, xlabel="incoherence")

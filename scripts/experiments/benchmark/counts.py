@@ -8,6 +8,8 @@ meta device a model computes its plain equations; fused attention is put in as t
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
+from inspect import signature
+from itertools import product
 from typing import Any
 
 import torch
@@ -17,6 +19,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import conv_flop_count, flop_registry
+from tqdm import tqdm
+from transformers import PreTrainedModel
 
 from experiments.benchmark import models
 from experiments.benchmark.measurement import failure_reason
@@ -36,6 +40,12 @@ LEGEND = (
     "values 2.5 n log2 n operations, of n complex ones 5 n log2 n), and four for each product of complex numbers; "
     "two operations are one multiply-add."
 )
+# What stands for flags of the benchmark that are not given.
+DEFAULTS: dict[str, Any] = {
+    "models": ["sktformer", "sktformer-eager", "bert-sdpa", "modernbert", "nystromformer", "fnet"],
+    "size": ["base"],
+    **{"lengths": [512, 4096], "tokens_per_batch": 16384, "dropout": [0.0], "precision": "bfloat16"},
+}
 _aten = torch.ops.aten
 _LAYER_PATTERNS = {"modernbert": 3, "reformer": 2}
 # These read as much of their first argument as they return, these read and write as much of it as of their source, in
@@ -152,7 +162,7 @@ def count_step(workload: Workload, setting: Setting) -> dict[str, float]:
     with torch.device("meta"), FusedAttention(), torch.set_grad_enabled(is_training):
         model: Any = models.build_model(workload.model, models.build_config(workload, setting.num_layers))
         model.to(PRECISIONS[setting.precision]).train(is_training)
-        if setting.padded and not models.takes_mask(workload.model, model):
+        if setting.padded and not takes_mask(workload.model, model):
             raise ValueError("takes no mask")
         with saved_tensors_hooks(keep, lambda tensor: tensor), counter:
             loss = model(**inputs).loss
@@ -172,6 +182,11 @@ def count_step(workload: Workload, setting: Setting) -> dict[str, float]:
     }
 
 
+def takes_mask(name: str, model: PreTrainedModel) -> bool:
+    """Whether a model does something with `attention_mask`."""
+    return name not in ("linformer", "performer") and "attention_mask" in signature(model.forward).parameters
+
+
 def count_layer(workload: Workload, setting: Setting) -> dict[str, float]:
     """The mean of [`count_step`] over a pattern of layers, `multiply_adds` of a token."""
     pattern = _LAYER_PATTERNS.get(workload.model, 1)
@@ -187,6 +202,12 @@ def count_row(workload: Workload, setting: Setting, masked: bool) -> dict[str, A
         return row | count_layer(workload, replace(setting, padded=masked))
     except Exception as error:  # of any architecture
         return row | {"reason": failure_reason(error)}
+
+
+def count_rows(workloads: Sequence[Workload], setting: Setting) -> list[dict[str, Any]]:
+    """Rows of results: each layer without and with a mask."""
+    counted = tqdm(list(product(workloads, (False, True))), "Count", unit="row", disable=None)
+    return [count_row(workload, setting, masked) for workload, masked in counted]
 
 
 def format_counts(rows: Sequence[Mapping]) -> list[str]:

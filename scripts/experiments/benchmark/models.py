@@ -9,7 +9,6 @@ Letters in shapes: B batch, S tokens, H heads, h width of a head, k projected le
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from inspect import signature
 from typing import Any, cast
 
 import torch
@@ -116,8 +115,7 @@ def build_config(workload: Workload, num_layers: int | None) -> PreTrainedConfig
     elif name == "performer":
         values["num_random_features"] = min(256, max(64, 4 * sizes.head_dim))
     values |= dict.fromkeys((field for field in vars(config) if "dropout" in field), float(workload.dropout))
-    for field, value in values.items():
-        setattr(config, field, value)
+    config.update(values)
     return config
 
 
@@ -146,11 +144,6 @@ def build_model(name: str, config: PreTrainedConfig) -> PreTrainedModel:
             for which in ("key_shortening", "value_shortening"):  # E, F
                 module.register_parameter(which, nn.Parameter(torch.randn(shape) * shape[0] ** -0.5))
     return model
-
-
-def takes_mask(name: str, model: PreTrainedModel) -> bool:
-    """Whether a model does something with `attention_mask`."""
-    return name not in ("linformer", "performer") and "attention_mask" in signature(model.forward).parameters
 
 
 def make_inputs(workload: Workload, setting: Setting) -> dict[str, torch.Tensor]:

@@ -77,7 +77,6 @@ def open_section(flags: Mapping[str, Any], path: Path, merge: bool) -> dict[str,
             if lost := [str(value) for value in entry["plan"][name] if value not in flags[name]]:
                 remedy = "name them too, or choose another --results_dir"
                 raise UserError(f"{path}.json holds results of --{name} {' '.join(lost)} of these settings; {remedy}.")
-    for entry in earlier:
         same_machine = {**entry["environment"], "commit": None} == {**environment, "commit": None}
         if entry["plan"] == section["plan"] and same_machine and not entry["finished"]:
             return entry | {"commits": list(dict.fromkeys([*entry["commits"], environment["commit"]]))}

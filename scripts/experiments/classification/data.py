@@ -1,6 +1,5 @@
 """A user's own texts: read from files or the Hub, checked, cut into excerpts and split."""
 
-import glob
 import os
 import re
 from collections import Counter
@@ -15,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from experiments.arguments import UserError, flag, one_line, require_at_least
 from experiments.classification.excerpts import cut_excerpts, hold_out, spread
 from experiments.classification.labels import SINGLE, Problem, find_kind, find_labels, format_names, read_labels
-from experiments.loading import explained_errors, read_table_file
+from experiments.loading import explained_errors, find_files, read_table_file
 
 
 _FILES = "a .csv, .tsv, .json, .jsonl or .parquet file, or .txt files (a quoted pattern will do)"
@@ -201,9 +200,7 @@ def _read_sources(arguments: TextArguments, wanted: Sequence[str]) -> dict[str, 
 
 def _read_files(given_by: str, patterns: Sequence[str], arguments: TextArguments) -> tuple[str, Dataset]:
     """The rows of a table or of .txt files, with what to call them."""
-    expanded = [str(Path(pattern).expanduser()) for pattern in patterns]
-    found = [[] if Path(name).is_file() else sorted(glob.glob(name, recursive=True)) for name in expanded]
-    files = [file for name, matching in zip(expanded, found, strict=True) for file in matching or [name]]
+    files = [file for pattern in patterns for file in find_files(pattern)]
     if all(file.endswith(".txt") for file in files):
         rows = _read_text_files(given_by, files, arguments.label_from_file_name)
         return f"{Path(files[0]).parent} ({len(files)} .txt files)", rows

@@ -22,7 +22,8 @@ from transformers import (
 
 from experiments.arguments import UserError, explained, flag, require_at_least
 from experiments.fine_tuning import FineTuningArguments, FineTuningTrainer
-from experiments.models import SizedModelArguments, override_fields
+from experiments.models import override_fields
+from experiments.sized_models import SizedModelArguments
 from modeling_sktformer import SKTformerConfig, SKTformerForPrediction
 from modeling_sktformer.forecasting import prediction_loss
 

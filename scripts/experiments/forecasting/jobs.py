@@ -20,7 +20,8 @@ from experiments.forecasting.forecasters import (
 from experiments.forecasting.report import WINDOW_PICTURE, draw_windows, write_forecaster_card, write_future
 from experiments.forecasting.series import Series
 from experiments.forecasting.windows import Scaler, SeriesArguments, Windows, fingerprint_series, make_windows
-from experiments.models import describe_config, fingerprint_checkpoint
+from experiments.models import fingerprint_checkpoint
+from experiments.sized_models import describe_config
 
 
 FORECAST_FILE = "forecast.csv"

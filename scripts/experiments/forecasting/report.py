@@ -12,10 +12,10 @@ from transformers import PreTrainedModel
 
 from experiments.forecasting.baselines import NAMES, Baselines
 from experiments.forecasting.forecasters import forecast
+from experiments.forecasting.plots import plot_forecasts
 from experiments.forecasting.series import Series
 from experiments.forecasting.windows import Scaler, Windows
 from experiments.model_card import CardFacts, write_card
-from experiments.plots import plot_forecasts
 from experiments.results import command_line, format_origin, format_table, write_atomically, write_json
 
 
@@ -103,14 +103,17 @@ def write_forecaster_card(title: str, folder: Path, metrics: dict[str, Any], arg
     """Write the model card of a trial."""
     scores = {name: metrics[f"eval_test_{name}"] for name in _MEASURES}
     rows = {THIS: scores, **metrics["baselines"]["test"], **metrics["published"]}
-    is_ours = metrics["model_type"] == "sktformer"
+    auto = "AutoModelForTimeSeriesPrediction" if metrics["model_type"] == "sktformer" else metrics["class"]
     facts = CardFacts(
         script="run_forecasting.py",
         pipeline_tag="time-series-forecasting",
         description=f"A forecaster of type `{metrics['model_type']}` with {metrics['parameters']:,} parameters, "
         f"trained on {title} with seed {metrics['seed']}: it reads {metrics['context_length']} time steps of "
         f"{len(metrics['columns'])} channels and forecasts {metrics['prediction_length']}.",
-        example="AutoModelForTimeSeriesPrediction" if is_ours else metrics["class"],
+        example=f"from transformers import {auto}\n\n"
+        f'model = {auto}.from_pretrained("{{title}}"{{remote}}).eval()\n'
+        "# The last context_length steps of the series, scaled by the means and deviations in series.json.\n"
+        "forecast = model(past_values=past_values).prediction_outputs",
         scores=scores,
         results="\n".join(
             format_table(

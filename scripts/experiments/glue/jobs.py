@@ -17,7 +17,13 @@ from experiments.arguments import Command, UserError
 from experiments.glue.metrics import compute_metrics, majority_metrics, predicted_labels
 from experiments.glue.tasks import SIMILARITY_RANGE, GlueTask
 from experiments.model_card import example_input, write_classifier_card
-from experiments.models import CheckpointArguments, add_lora, fingerprint_checkpoint, load_classifier
+from experiments.models import (
+    CheckpointArguments,
+    add_lora,
+    fingerprint_checkpoint,
+    load_classifier,
+    name_of_checkpoint,
+)
 from experiments.results import read_json, replace_file, write_atomically
 from experiments.run_folder import ARGUMENTS_FILE, RUN_FILE
 from experiments.text import classifier
@@ -104,7 +110,7 @@ def make_job(
         shown=task.metrics,
         identity=identity,
         facts={
-            "started_from": classifier.name_of_checkpoint(start),
+            "started_from": name_of_checkpoint(start.model_name_or_path),
             "is_partial": bool(glue.max_train_samples or glue.max_eval_samples),
             "is_best": trains and training.load_best_model_at_end,
             "majority": majority_metrics(task, splits["train"], evaluation) if trains else None,

@@ -17,19 +17,13 @@ from experiments.glue.tasks import TASKS, GlueTask
 
 logger = logging.getLogger(__name__)
 
-DEFINITIONS = {
-    "accuracy": "share of the predictions that are right",
-    "f1": "F1 of the class with label 1",
-    "matthews_correlation": "Matthews correlation coefficient",
-    "pearson": "Pearson correlation of predictions and labels",
-    "spearmanr": "Spearman rank correlation of predictions and labels",
-}
-_METRICS: dict[str, Callable[..., Any]] = {
-    "accuracy": accuracy_score,
-    "f1": f1_score,
-    "matthews_correlation": matthews_corrcoef,
-    "pearson": pearsonr,
-    "spearmanr": spearmanr,
+# What computes each, and what it is.
+METRICS: dict[str, tuple[Callable[..., Any], str]] = {
+    "accuracy": (accuracy_score, "share of the predictions that are right"),
+    "f1": (f1_score, "F1 of the class with label 1"),
+    "matthews_correlation": (matthews_corrcoef, "Matthews correlation coefficient"),
+    "pearson": (pearsonr, "Pearson correlation of predictions and labels"),
+    "spearmanr": (spearmanr, "Spearman rank correlation of predictions and labels"),
 }
 
 
@@ -96,5 +90,6 @@ def _measure(task: str, name: str, predicted: np.ndarray, expected: np.ndarray) 
     if problem:
         logger.warning("%s: %s is not defined %s; it counts as 0.", task, name, problem)
         return 0.0
-    value = _METRICS[name](expected, predicted)
+    compute, _ = METRICS[name]
+    value = compute(expected, predicted)
     return float(getattr(value, "statistic", value))

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.glue.metrics import DEFINITIONS
+from experiments.glue.metrics import METRICS
 from experiments.glue.tasks import TASKS
 from experiments.plots import plot_task_scores
 from experiments.results import command_line, format_origin, format_table, write_results
@@ -84,7 +84,7 @@ def format_definitions(tasks: Sequence[str]) -> list[str]:
     """A line for each task that says what its score is."""
     return [
         f"- {TASKS[name].title}: "
-        + (" and ".join(DEFINITIONS[metric] for metric in TASKS[name].scored))
+        + (" and ".join(METRICS[metric][1] for metric in TASKS[name].scored))
         + (", their mean" if len(TASKS[name].scored) > 1 else "")
         + (", on the matched part" if name == "mnli" else "")
         + "."

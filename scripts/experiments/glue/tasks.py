@@ -50,7 +50,6 @@ class GlueTask:
 _PAIR = ("sentence1", "sentence2")
 _NLI = ("entailment", "neutral", "contradiction")
 _BOTH = ("accuracy", "f1")
-_COLA = ("matthews_correlation",)
 
 # In the order of the paper's table; MNLI stands first, so that other tasks can start from its model.
 TASKS = {
@@ -68,7 +67,7 @@ TASKS = {
         GlueTask("qqp", "QQP", ("question1", "question2"), ("not_duplicate", "duplicate"), _BOTH),
         GlueTask("qnli", "QNLI", ("question", "sentence"), ("entailment", "not_entailment"), submits_words=True),
         GlueTask("sst2", "SST-2", ("sentence",), ("negative", "positive")),
-        GlueTask("cola", "CoLA", ("sentence",), ("unacceptable", "acceptable"), _COLA),
+        GlueTask("cola", "CoLA", ("sentence",), ("unacceptable", "acceptable"), ("matthews_correlation",)),
         GlueTask("stsb", "STS-B", _PAIR, (), ("pearson", "spearmanr"), unscored=("pearson",)),
         GlueTask("mrpc", "MRPC", _PAIR, ("not_equivalent", "equivalent"), _BOTH),
         GlueTask("rte", "RTE", _PAIR, ("entailment", "not_entailment"), submits_words=True),

@@ -19,9 +19,10 @@ from experiments.lra.pretraining import compute_metrics as compute_masked_metric
 from experiments.lra.published import published_figures
 from experiments.lra.report import write_task_card
 from experiments.lra.tasks import TASKS
-from experiments.models import describe_config, fingerprint_checkpoint
+from experiments.models import fingerprint_checkpoint
 from experiments.results import write_json
 from experiments.run_folder import METRICS_FILE
+from experiments.sized_models import describe_config
 
 
 @dataclass

@@ -18,7 +18,8 @@ from experiments.architectures import build_comparable_config, length_fields, lo
 from experiments.arguments import UserError, explained, flag
 from experiments.lra.examples import PAD
 from experiments.lra.tasks import Task
-from experiments.models import SizedModelArguments, known_overrides, override_fields
+from experiments.models import known_overrides, override_fields
+from experiments.sized_models import SizedModelArguments
 from modeling_sktformer import SKTformerConfig, SKTformerForSequenceClassification, SKTformerForSequenceMatching
 from modeling_sktformer.losses import classification_loss
 from modeling_sktformer.modeling_sktformer import SKTformerClassificationHead, SKTformerMatchingHead

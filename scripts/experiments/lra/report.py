@@ -62,19 +62,18 @@ def write_task_card(
 ) -> None:
     """Write the model card of a trial."""
     accuracy = metrics["eval_test_accuracy"]
-    title = str(arguments.get("hub_model_id") or folder.resolve().name)
     rows = [[THIS, f"{100 * accuracy:.2f}", f"{metrics['max_length']:,}"]]
     if not is_masked_lm:
         known = metrics["published"]["rows"]
         rows += [[name, f"{100 * value:.2f}", f"{task.max_length:,}"] for name, value in known.items()]
-    flags = f'--task_name {metrics["job"]} --model_name_or_path "{title}"'
+    flags = f'--task_name {metrics["job"]} --model_name_or_path "{{title}}"'
     flags += " --output_dir runs/lra/tuned" if is_masked_lm else " --do_eval --output_dir runs/lra/measured"
     example = [f"# `python scripts/run_lra.py {flags}` of SKTformer reads it."]
     if metrics["model_type"] == "sktformer" and not is_masked_lm:
         auto = "AutoModelForSequenceClassification" if task.per_example == 1 else "AutoModelForNextSentencePrediction"
         example = [
             *(f"from transformers import {auto}", ""),
-            f'model = {auto}.from_pretrained("{title}", trust_remote_code=True).eval()',
+            f'model = {auto}.from_pretrained("{{title}}"{{remote}}).eval()',
             "# values: whole numbers from 0 on, of shape (batch_size, length)"
             + ", or of pairs (batch_size, 2, length)" * (task.per_example > 1),
             "logits = model(input_ids=values + 1).logits",

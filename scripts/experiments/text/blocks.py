@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow.compute as pc
 from datasets import Dataset, IterableDataset
 from filelock import FileLock
-from transformers import PreTrainedTokenizerBase, TrainingArguments
+from transformers import PreTrainedTokenizerBase
 
 from experiments.arguments import Command, UserError, flag, require_at_least
 from experiments.models import load_tokenizer
@@ -100,8 +100,7 @@ def load_blocks(command: Command, corpus: Corpus, tokenizer: PreTrainedTokenizer
     evaluation_counts = count_tokens(evaluation, len(tokenizer))
     train: Dataset | IterableDataset
     if corpus_arguments.streaming:
-        readers = count_readers(training)
-        streams = [stream_blocks(source, tokenizer, length, single, readers) for source in corpus.train]
+        streams = [stream_blocks(source, tokenizer, length, single, training.num_readers) for source in corpus.train]
         train = mix_blocks(streams, corpus.probabilities, seed)
         if full_only:
             train = train.filter(lambda block: len(block["input_ids"]) == length)
@@ -119,11 +118,6 @@ def load_blocks(command: Command, corpus: Corpus, tokenizer: PreTrainedTokenizer
     read = f"{_count_of(evaluation, whole)} blocks with {evaluation_counts.sum():,} tokens{hint}"
     unigram_loss = unigram_cross_entropy(counts, evaluation_counts, tokenizer.all_special_ids)
     return Blocks(train, evaluation, unigram_loss, counts, f"{size}, evaluated on {read}")
-
-
-def count_readers(training: TrainingArguments) -> int:
-    """How many processes read a stream at the same time."""
-    return training.world_size * max(1, training.dataloader_num_workers)
 
 
 def spread(blocks: Dataset, count: int | None) -> Dataset:

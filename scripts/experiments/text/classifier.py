@@ -2,7 +2,6 @@
 
 import inspect
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 from datasets import Dataset
@@ -66,9 +65,3 @@ def checkpoint_identity(checkpoint: CheckpointArguments, lora: LoraArguments) ->
         "tokenizer": checkpoint.tokenizer_name and fingerprint_checkpoint(checkpoint.tokenizer_name, "main"),
     }
     return prints | {"config_overrides": checkpoint.config_overrides, "lora": vars(lora) if lora.lora else None}
-
-
-def name_of_checkpoint(checkpoint: CheckpointArguments) -> str:
-    """A name, and not where it lies on this machine."""
-    name = checkpoint.model_name_or_path
-    return Path(name).resolve().name if Path(name).exists() else name

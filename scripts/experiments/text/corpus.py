@@ -20,7 +20,7 @@ import datasets
 from datasets.packaged_modules.text.text import TextConfig
 
 from experiments.arguments import UserError, flag, one_line, require_at_least
-from experiments.loading import explained_errors
+from experiments.loading import explained_errors, find_files
 from experiments.text.documentation import documentation_versions, iter_documentation
 from experiments.text.source import Rows, Side, TextSource, Unit, digest
 
@@ -117,10 +117,8 @@ def load_corpus(arguments: CorpusArguments) -> Corpus:
     train = train or [_load_documentation(arguments)]
     if arguments.streaming and len(train) > 1 and arguments.probabilities is None:
         raise UserError("With --streaming the sizes of several sources are not known; give --probabilities for them.")
-    if arguments.validation_file:
-        validation = _load_files(arguments.validation_file, arguments)
-    else:
-        validation = [sides["validation"] for sides in loaded if "validation" in sides]
+    validation = [sides["validation"] for sides in loaded if "validation" in sides]
+    validation += _load_files(arguments.validation_file or [], arguments)
     if not validation and arguments.validation_fraction:
         splits = [source.split(arguments.validation_fraction) for source in train]
         train, validation = [split["train"] for split in splits], [split["validation"] for split in splits]
@@ -149,7 +147,7 @@ def _load_files(patterns: list[str], arguments: CorpusArguments) -> list[TextSou
     sources = []
     for group in [[pattern] for pattern in patterns] if arguments.probabilities else [patterns]:
         files: dict[str, list[str]] = {}  # of each type
-        for file in dict.fromkeys(file for pattern in group for file in _find_files(pattern)):
+        for file in dict.fromkeys(file for pattern in group for file in find_files(pattern)):
             suffix = Path(file).suffix.lower()
             if suffix not in _FILE_TYPES:
                 raise UserError(f"{file}: files of type `{suffix}` cannot be read; give {', '.join(_FILE_TYPES)}.")
@@ -164,14 +162,6 @@ def _load_files(patterns: list[str], arguments: CorpusArguments) -> list[TextSou
                     _load_group(file_type, [file], arguments)
                 raise
     return sources
-
-
-def _find_files(pattern: str) -> list[str]:
-    path = os.path.expanduser(pattern)
-    files = [path] if os.path.isfile(path) else sorted(filter(os.path.isfile, glob.glob(path, recursive=True)))
-    if not files:
-        raise UserError(f"{pattern}: no such file; check the path (it is read from {os.getcwd()}).")
-    return files
 
 
 def _load_group(file_type: str, files: list[str], arguments: CorpusArguments) -> TextSource:

@@ -117,15 +117,12 @@ def _prose_paragraphs(docstring: str) -> Iterator[str]:
     lines = _FENCED_CODE.sub("\n", docstring).split("\n")
     # Text that is set further in or out belongs to something else: the entry of a list, an example.
     for _, block in groupby(lines, lambda line: len(line) - len(line.lstrip()) if line.strip() else None):
-        paragraph = _strip_markup(" ".join(map(str.strip, block)))
+        paragraph = " ".join(map(str.strip, block))
+        for pattern, replacement in _MARKUP:
+            paragraph = pattern.sub(replacement, paragraph)
+        paragraph = " ".join(paragraph.split())
         if _is_prose(paragraph):
             yield paragraph
-
-
-def _strip_markup(text: str) -> str:
-    for pattern, replacement in _MARKUP:
-        text = pattern.sub(replacement, text)
-    return " ".join(text.split())
 
 
 def _is_prose(paragraph: str) -> bool:

@@ -27,9 +27,10 @@ def write_report(
     """
     folder = Path(str(trainer.args.output_dir))
     rows = {
-        title: {name: f"{metrics[f'{kind}_{key}']:.4g}" for key, name in _SHOWN.items() if f"{kind}_{key}" in metrics}
+        title: {name: metrics[f"{kind}_{key}"] for key, name in _SHOWN.items() if f"{kind}_{key}" in metrics}
         for title, kind in (("this model", "eval"), ("unigram frequencies of the training text", "unigram"))
     }
+    table = format_scores(rows, ".4g")
     if trainer.args.do_train:
         size, origin = f"{metrics['parameters']:,} parameters", arguments.get("model_name_or_path")
         history, level = metrics["history"], metrics["unigram_loss"]
@@ -46,7 +47,7 @@ def write_report(
             f"{f'going on from `{Path(origin).name}`, ' if origin else ''}trained on {corpus.description}.",
             example=example.replace('"', "'"),
             scores={name: metrics[f"eval_{name}"] for name in _SHOWN},
-            results=format_scores(rows),
+            results=table,
             evaluated_on="the evaluation part of the text",
             picture="loss.png",
             picture_title="Loss against the step",
@@ -57,4 +58,4 @@ def write_report(
     write_json(folder / "all_results.json", {k: v for k, v in metrics.items() if isinstance(v, int | float)})
     # Last, because a folder with metrics is a finished run.
     write_json(folder / METRICS_FILE, metrics)
-    logger.info("\n%s\n\nCheckpoint, loss.png, README.md and %s are in %s.", format_scores(rows), METRICS_FILE, folder)
+    logger.info("\n%s\n\nCheckpoint, loss.png, README.md and %s are in %s.", table, METRICS_FILE, folder)

@@ -1,0 +1,69 @@
+"""The tables of the frontier: what equal time buys by length, and what a head reads of a sequence."""
+
+from dataclasses import replace
+
+from experiments.comparisons.stages import Case, Curve, Measure, Table
+from experiments.comparisons.text_tables import BOOK_RATE, BOOKS, GLUE, PRETRAINING
+from experiments.glue.table import MAJORITY
+
+
+_FRONTIER_TOKENS, _FRONTIER_MINUTES = 4096, 3.0  # of a step, of a run
+
+
+def _frontier_case(length: int) -> Case:
+    """Equal time at one length, and equal tokens a step."""
+    batch = str(_FRONTIER_TOKENS // length)
+    flags: tuple[str, ...] = ("--document_unit", "file", "--max_seq_length", str(length))
+    flags += ("--global_batch_size", batch, "--per_device_train_batch_size", batch)
+    flags += ("--per_device_eval_batch_size", batch, "--max_eval_samples", str(65_536 // length))
+    return Case(f"{length:,} tokens", str(length), flags, minutes=_FRONTIER_MINUTES)
+
+
+_FRONTIER = replace(
+    PRETRAINING,
+    folder="frontier",
+    runs="frontier.txt",
+    recipes=("pretrain/compare.yaml", "pretrain/frontier.yaml"),
+    cases=tuple(map(_frontier_case, (512, 2048, 4096))),
+    measures=(PRETRAINING.measures[1], Measure("steps", "step", "highest", format=",.0f")),
+    search_steps=200,
+    one_rate=True,
+    curves=(Curve(against="minutes of training"), Curve()),
+)
+# How a head reads a sequence, and at which rate it learns: of the checkpoints that authorship starts from.
+_POOLING = replace(
+    GLUE,
+    folder="pooling",
+    runs="pooling.txt",
+    recipes=("glue/base.yaml",),
+    cases=(Case("SST-2", "sst2", ("--task_name", "sst2", "--max_train_samples", "4000", "--save_strategy", "no")),),
+    measures=(replace(GLUE.measures[0], title="accuracy (%)"),),
+    search_steps=None,
+    one_rate=False,
+    has_mean=False,
+    drawn_by_row=1,
+)
+TABLES = {
+    "pooling": Table(
+        "Pooling: what a classifier reads of a sequence",
+        "Models pre-trained on books with every seed, {0[max_steps]:,} steps of {0[global_batch_size]} sequences of "
+        "{0[max_seq_length]} tokens, then fine-tuned with the same seed on the first 4,000 texts of SST-2: "
+        "{1[num_train_epochs]} epochs of {1[per_device_train_batch_size]} texts a batch, by the first token or the "
+        "mean over all (`classifier_pooling`). {data}.",
+        (BOOKS, _POOLING),
+        (f"- {MAJORITY}: the commonest label of the training part for every text.", BOOK_RATE),
+    ),
+    "frontier": Table(
+        "The frontier: what minutes of training buy, by the length of documents",
+        f"Masked language modelling on whole books for {_FRONTIER_MINUTES:g} minutes: {{0[config_name]}} sizes, no "
+        f"dropout, the same text, tokenizer and masks, and {_FRONTIER_TOKENS:,} tokens a step for every row. A row "
+        "takes as many steps as the time holds of its own, and a schedule of that length. Loss in nats per masked "
+        "token of books not trained on. {data}.",
+        (_FRONTIER,),
+        (
+            "- Steps are timed without evaluations, in short runs before these.",
+            "- The time is short: rows near the unigram frequencies have hardly begun to learn; where they would end "
+            "is not said here.",
+        ),
+    ),
+}
