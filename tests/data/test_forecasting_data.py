@@ -80,12 +80,16 @@ def test_rows_of_public_series_are_steps_whatever_their_times_say(tmp_path):
     ("frequency", "season", "following"),
     [
         ("15min", 96, "2024-01-01 12:30:00"),
-        ("D", 7, "2024-02-20 00:00:00"),
-        ("B", 5, "2024-03-11 00:00:00"),
-        ("W", 52, "2024-12-22 00:00:00"),
-        ("MS", 12, "2028-03-01 00:00:00"),
-        ("QS", 4, "2036-07-01 00:00:00"),
-        ("YS", 1, "2074-01-01 00:00:00"),
+        ("D", 7, "2024-02-20"),
+        ("B", 5, "2024-03-11"),
+        ("W", 52, "2024-12-22"),
+        ("MS", 12, "2028-03-01"),
+        ("ME", 12, "2028-03-31"),
+        ("QS", 4, "2036-07-01"),
+        ("QE", 4, "2036-09-30"),
+        ("YS", 1, "2074-01-01"),
+        ("YE", 1, "2074-12-31"),
+        (pd.DateOffset(months=1), 12, "2028-03-01"),
     ],
 )
 def test_time_goes_on_as_it_was(frequency, season, following):
@@ -109,7 +113,7 @@ def test_rows_that_time_lacks_become_gaps():
     assert "lack 3 steps" in series.notes[0]
     working = make_series("s", table(frequency="B").drop(index=[7, 20]), None, None)
     assert (len(working.values), working.num_gaps, working.season()) == (50, 4, 5)
-    assert working.following_timestamps(1) == ["2024-03-11 00:00:00"]
+    assert working.following_timestamps(1) == ["2024-03-11"]
     assert "lack 2 working days" in working.notes[0]
     uneven = make_series(
         "s", table().assign(date=table()["date"].where(table().index != 4, "2024-01-01 04:17")), None, None
@@ -118,14 +122,64 @@ def test_rows_that_time_lacks_become_gaps():
     assert "not evenly spaced" in uneven.notes[0]
 
 
+@pytest.mark.parametrize("frequency", ["MS", "ME", "QS-FEB", "QE", "YS"])
+def test_months_quarters_and_years_that_lack_become_gaps(frequency):
+    whole = make_series("s", table(frequency=frequency), None, None)
+    series = make_series("s", table(frequency=frequency).drop(index=[7, 47, 48]), None, None)
+    np.testing.assert_array_equal(series.timestamps, whole.timestamps)
+    assert np.isnan(series.values[[7, 47, 48]]).all()
+    assert series.num_gaps == 6
+    assert series.notes == ("Its timestamps lack 3 steps, which are gaps now.",)
+    assert series.following_timestamps(3) == whole.following_timestamps(3)
+    assert whole.notes == ()
+
+
+def test_months_go_on_by_their_day():
+    times = pd.date_range("2024-01-15", periods=50, freq=pd.DateOffset(months=1)).astype(str)
+    series = make_series("s", table(date=times).drop(index=[9]), None, None)
+    assert (len(series.values), series.num_gaps) == (50, 2)
+    assert series.following_timestamps(2) == ["2028-03-15", "2028-04-15"]
+
+
+@pytest.mark.parametrize(
+    ("numbers", "following"),
+    [
+        (np.arange(1950, 2000), "2000-01-01"),
+        (1_700_000_000 + 3600 * np.arange(50), "2023-11-17 00:13:20"),
+        (1000 * (1_700_000_000 + 60 * np.arange(50)), "2023-11-14 23:03:20"),
+    ],
+)
+def test_numbers_may_say_when(numbers, following):
+    rows = table().drop(columns="date").assign(t=numbers)
+    series = make_series("s", rows, "t", None)
+    assert (series.columns, series.timestamp_column) == (["a", "b"], "t")
+    assert series.following_timestamps(1) == [following]
+
+
+def test_numbers_that_say_nothing_number_the_steps():
+    rows = table().drop(columns="date").assign(time=np.arange(50))
+    series = make_series("s", rows, None, None)
+    assert (series.columns, series.timestamps, series.timestamp_column) == (["a", "b"], None, None)
+    assert series.notes == ("Its column time holds numbers and no dates: steps are numbered.",)
+    assert make_series("s", rows, None, ["a", "time"]).columns == ["a", "time"]
+    with pytest.raises(UserError, match=r"column time holds numbers and no dates; .* or none"):
+        make_series("s", rows, "time", None)
+
+
+def test_a_series_may_be_said_to_have_no_times():
+    series = make_series("s", table(), "none", ["a"])
+    assert (series.columns, series.timestamps) == (["a"], None)
+    assert make_series("s", table().drop(columns="date"), "none", None).columns == ["a", "b"]
+
+
 @pytest.mark.parametrize(
     ("change", "options", "message"),
     [
         ({"c": ["x"] * 50}, {}, "column c holds `x` in row 1, which is no number"),
         ({"b": [np.inf] * 50}, {}, "column b holds `inf` in row 1"),
         ({"b": [None] * 50}, {}, "column b is empty"),
-        ({}, {"target_columns": ["z"]}, "--target_columns z: s has no such column; its columns are date, a, b"),
-        ({}, {"timestamp_column": "day"}, "--timestamp_column day: s has no such column"),
+        ({}, {"target_columns": ["z"]}, "s has no column z, which --target_columns .* its columns are date, a, b"),
+        ({}, {"timestamp_column": "day"}, "s has no column day, which .* pass --timestamp_column none if"),
         ({}, {"timestamp_column": "a"}, "column a holds numbers and no dates"),
         ({}, {"target_columns": ["a", "a"]}, "name each column to forecast once"),
         ({"date": ["soon"] * 50}, {}, "column date holds `soon` in row 1, which is no date"),
@@ -137,7 +191,7 @@ def test_columns_that_cannot_be_read_are_named(change, options, message):
         make_series("s", table(**change), **options)
 
 
-@pytest.mark.parametrize(("frequency", "following"), [("D", "2024-02-20 00:00:00"), ("MS", "2028-03-01 00:00:00")])
+@pytest.mark.parametrize(("frequency", "following"), [("D", "2024-02-20"), ("MS", "2028-03-01")])
 def test_dates_are_read_with_the_day_first_where_they_go_on_evenly_like_that(frequency, following):
     times = pd.date_range("2024-01-01", periods=50, freq=frequency)
     assert make_series("s", table(date=times.strftime("%d/%m/%Y")), None, None).following_timestamps(1) == [following]
@@ -186,10 +240,12 @@ def test_files_that_are_not_there_or_no_tables_are_named(tmp_path):
 
 def test_missing_values_need_a_word(tmp_path):
     table(a=[1.0] * 10 + [None] + [2.0] * 39).to_csv(tmp_path / "s.csv", index=False)
-    with pytest.raises(
-        UserError, match="lacks 1 values, the first one of a in time step 11; fill them, or pass --mask"
-    ):
+    first = r"lacks 1 values, the first one of a in time step 11 \(2024-01-01 10:00:00\). Fill them, or pass --mask"
+    with pytest.raises(UserError, match=first):
         read_series(SeriesArguments(data_file=str(tmp_path / "s.csv")))
+    table().drop(index=[7]).to_csv(tmp_path / "rows.csv", index=False)
+    with pytest.raises(UserError, match=r"step 8 \(.* 07:00:00\). Its timestamps lack 1 steps of .* now. Fill them"):
+        read_series(SeriesArguments(data_file=str(tmp_path / "rows.csv")))
     assert read_series(SeriesArguments(data_file=str(tmp_path / "s.csv"), mask_missing=True)).num_gaps == 1
 
 
@@ -352,6 +408,12 @@ def test_a_part_without_a_value_is_refused(start, part):
     values = make_series("s", table(50, a=gone, b=gone), None, None)
     with pytest.raises(UserError, match=f"no value of the {part} part was observed"):
         make_parts(values, 6, 4)
+
+
+def test_a_channel_that_begins_behind_the_training_part_is_named():
+    late = make_series("s", table(50, b=[None] * 40 + [1.0] * 10), None, None)
+    with pytest.raises(UserError, match="no value of b was observed in the train part; leave it out with --target"):
+        make_parts(late, 6, 4)
 
 
 # Baselines and metrics

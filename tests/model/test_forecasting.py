@@ -216,9 +216,10 @@ def test_a_mask_of_ones_is_no_mask():
 
 def test_nan_without_a_mask_is_refused():
     past = make_series()
-    past[0, 3, 1] = torch.nan
-    with pytest.raises(ValueError, match="`past_values` has NaN; name missing values by `past_observed_mask=~"):
-        make_forecaster()(past_values=past)
+    for value, what in ((torch.nan, "NaN"), (torch.inf, "an infinite value")):
+        past[0, 3, 1] = value
+        with pytest.raises(ValueError, match=f"`past_values` has {what}; name .* by `past_observed_mask=past_values."):
+            make_forecaster()(past_values=past)
 
 
 @pytest.mark.parametrize(("name", "length"), [("past", CONTEXT), ("future", HORIZON)])
@@ -229,7 +230,7 @@ def test_nan_that_a_mask_counts_as_observed_is_refused(name, length):
     model = make_forecaster()
     for masks, what in (({}, "NaN; name"), ({f"{name}_observed_mask": mask}, "NaN that its mask counts as observed")):
         with pytest.raises(
-            ValueError, match=rf"`{name}_values` has {what}.*`{name}_observed_mask=~{name}_values.isnan"
+            ValueError, match=rf"`{name}_values` has {what}.*`{name}_observed_mask={name}_values.isfinite"
         ):
             model(**inputs, **masks)
     mask[0, 3, 1] = 0

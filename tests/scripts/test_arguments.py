@@ -11,6 +11,7 @@ import torch
 import yaml
 
 from experiments.arguments import UserError, flag_values, parse_args, parse_command, run_script
+from experiments.models import ModelArguments
 
 
 @dataclass
@@ -120,6 +121,22 @@ def test_a_later_source_wins_over_what_contradicts_it(tmp_path):
     assert command.groups[0] == Lengths(num_train_epochs=2.0)
     command = parse_command([Lengths], default_recipe=overlay, argv=["--max_steps=7"])
     assert (command.groups[0].max_steps, "num_train_epochs" in command.given) == (7, False)
+
+
+def test_single_fields_of_the_model_add_up(tmp_path):
+    recipes = []
+    for name, fields in (("a", "num_segments=2,hidden_size=8"), ("b", "num_segments=4")):
+        recipes.append(tmp_path / f"{name}.yaml")
+        recipes[-1].write_text(f"config_overrides: {fields}\n")
+    argv = ["--recipe", *map(str, recipes), "--config_overrides", "num_segments=1"]
+    for flags, expected in (
+        (argv, "num_segments=2,hidden_size=8,num_segments=4,num_segments=1"),
+        (argv[:3], "num_segments=2,hidden_size=8,num_segments=4"),
+        (argv[:1] + argv[2:3], "num_segments=4"),
+        (argv[3:], "num_segments=1"),
+    ):
+        command = parse_command([ModelArguments], argv=flags)
+        assert command.groups[0].config_overrides == command.given["config_overrides"] == expected
 
 
 def test_a_source_that_contradicts_itself_is_refused(tmp_path):

@@ -76,14 +76,16 @@ def test_a_run_leaves_tables_forecasts_and_pictures(run, tmp_path, capsys):
             path.name for path in folder.iterdir()
         }
         rows = list(csv.reader((folder / "forecast.csv").open()))
-        assert rows[0] == ["time", "north", "south"]
+        assert rows[0] == ["when", "north", "south"]
         assert len(rows) == horizon + 1
         assert rows[1][0] == "2024-01-17 16:00:00"
         # In the units of the file: both channels are about where they were.
         assert abs(np.array(rows[1:])[:, 1:].astype(float).mean(axis=0) - [0, 5]).max() < 1.5
         for picture in ("forecast.png", "window-1.png", "curve.png"):
             assert (folder / picture).read_bytes()[:4] == b"\x89PNG"
-    assert "AutoModelForTimeSeriesPrediction.from_pretrained" in (folder / "README.md").read_text()
+    card = (folder / "README.md").read_text()
+    assert "AutoModelForTimeSeriesPrediction.from_pretrained" in card
+    assert "language:" not in card
 
     # A finished run is left alone, and its forecaster forecasts another file as it is.
     before = (folder / "model.safetensors").stat().st_mtime_ns
@@ -94,8 +96,16 @@ def test_a_run_leaves_tables_forecasts_and_pictures(run, tmp_path, capsys):
     lengths = ["--context_length", "24", "--prediction_length", "6"]
     run(*checkpoint, *lengths, "--data_file", new, "--do_predict", name="new")
     rows = list(csv.reader((tmp_path / "new" / "horizon-6" / "forecast.csv").open()))
-    assert rows[0] == ["time", "north", "south"]
+    assert rows[0] == ["when", "north", "south"]
     assert rows[1][0] == "2024-01-03 12:00:00"
+    with pytest.raises(UserError, match=r"run holds a forecaster in each of horizon-6, horizon-9; give one"):
+        run("--model_name_or_path", str(tmp_path / "run"), "--data_file", new, "--do_predict", name="wrong")
+    blind = write_series(tmp_path / "blind.csv", num_rows=60, north=[1.0] * 30 + [np.nan] * 30)
+    capsys.readouterr()
+    (tmp_path / "new" / "horizon-6" / "window-9.png").write_bytes(b"of the series before")
+    run(*checkpoint, *lengths, "--data_file", blind, "--mask_missing", "--do_predict", "--overwrite", name="new")
+    assert "No value of north was observed in the last 24 steps" in capsys.readouterr().out
+    assert not (tmp_path / "new" / "horizon-6" / "window-9.png").exists()
     with pytest.raises(UserError, match=r"forecast.csv holds a forecast; choose another --output_dir"):
         run(*checkpoint, *lengths, "--data_file", new, "--do_predict", name="new")
     run(*checkpoint, *lengths, "--data_file", file, "--do_eval", name="again")
@@ -115,7 +125,7 @@ def test_a_run_leaves_tables_forecasts_and_pictures(run, tmp_path, capsys):
 
     one = write_series(tmp_path / "one.csv", columns=("north",))
     for data, more, message in (
-        (one, [], "--target_columns south: one.csv has no such column"),
+        (one, [], "one.csv has no column south, which --target_columns or the checkpoint asks for"),
         (file, ["--target_columns", "north"], "made for 2 channels .*, and --target_columns names 1"),
         (file, ["--prediction_length", "7"], "reads 24 steps and forecasts 6"),
         (write_series(tmp_path / "short.csv", num_rows=20), [], "has 20 steps, and the forecaster reads 24"),
@@ -134,11 +144,13 @@ def test_metrics_do_not_depend_on_the_batch(run, tmp_path, model_type):
     measured = []
     for batch in (1, 7, 32, 1000):
         flags = ["--per_device_eval_batch_size", str(batch), "--max_eval_samples", "5", "--max_predict_samples", "45"]
+        flags += ["--dataloader_drop_last", "true"]  # which is for training
         run("--model_name_or_path", checkpoint, "--do_eval", *flags, name=f"batch-{batch}")
         metrics = metrics_of(tmp_path / f"batch-{batch}")
         assert metrics["eval_test_samples"] == 45
         measured.append([metrics[f"eval_test_{name}"] for name in ("mse", "mae", "legacy_mse", "legacy_mae")])
     np.testing.assert_allclose(measured, [measured[0]] * 4, rtol=1e-6)
+    assert "over some of the windows" in (tmp_path / "batch-7" / "forecasting.md").read_text()
 
 
 def test_a_series_of_one_s_own_is_continued_unless_a_stage_is_named(run, tmp_path):
@@ -163,17 +175,18 @@ def test_what_is_not_beaten_is_said_where(tmp_path):
             **{"eval_test_legacy_mse": 1.5, "eval_test_legacy_mae": 0.5},
             "baselines": {"validation": dict.fromkeys(NAMES, pair), "test": dict(zip(NAMES, test, strict=True))},
             "published": {"another": {"mse": 0.25}},
-            **{"model_type": "sktformer", "parameters": 1, "context_length": 24},
+            **{"model_type": "sktformer", "parameters": 1, "context_length": 24, "is_partial": False},
             "environment": describe_environment("cpu"),
         }
         for horizon, test in ((6, (worse, worse, equal)), (9, (better, worse, worse)))
     }
-    text = write_report(tmp_path, "a series", finished)
+    text = write_report(tmp_path, "a series", finished, ("It was put in order.",))
+    assert "over all windows." in text
     verdicts = [line for line in text.splitlines() if line.startswith("- ")]
     last, _, linear = NAMES
     assert verdicts == [
         f"- Not better than the baseline `{name}` at: {at} (MSE)." for name, at in ((last, 9), (linear, 6))
-    ]
+    ] + ["- It was put in order."]
     rows = [line for line in text.splitlines() if line.startswith(("| this model", "| another"))]
     figures = [[float(cell) for cell in line.split("|")[2:-1] if cell.strip()] for line in rows]
     assert figures == [[2, 1, 2, 1], [1.5, 0.5, 1.5, 0.5], [0.25, 0.25], [2, 1, 2, 1]]
@@ -223,6 +236,7 @@ def test_it_learns_and_halves_its_rate(run, tmp_path):
         (["--config_overrides", "prediction_length=3"], "has a flag of its own"),
         (["--prediction_length", "6", "9", "--push_to_hub"], "--push_to_hub pushes one model; give one --prediction"),
         (["--learning_rate_decay", "2"], "--learning_rate_decay is 2; it must lie between 0 and 1"),
+        (["--num_plots", "-3"], "--num_plots is -3; it must be at least 0"),
         (["--data_file", "none.csv"], "none.csv: no such file"),
         (["--model_name_or_path", "nowhere"], "The checkpoint nowhere cannot be loaded"),
     ],
@@ -296,3 +310,11 @@ def test_which_recipe_a_command_gets(monkeypatch, argv, recipe):
     with pytest.raises(InterruptedError):
         run_forecasting.main()
     assert read[0].recipes == [str(RECIPES / recipe)]
+
+
+def test_recipes_that_change_their_rate_by_the_epoch_take_steps():
+    """The last source wins, also over the fall of the rate that counts epochs."""
+    for recipe in ("base.yaml", "best/base.yaml"):
+        argv = ["--max_steps", "5", "--output_dir", "x", "--use_cpu"]
+        training = parse_command(run_forecasting.ARGUMENTS, default_recipe=RECIPES / recipe, argv=argv).groups[-1]
+        assert (training.max_steps, training.learning_rate_decay) == (5, None)

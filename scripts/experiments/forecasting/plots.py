@@ -28,13 +28,18 @@ def plot_forecasts(
     with open_figure(path, title + left_out, size, panels) as (figure, axes_of):
         rows = np.ravel(axes_of)
         for axes, channel in zip(rows, shown, strict=True):
-            axes.plot(np.arange(-len(past), 0), past[:, channel], color="0.35", lw=1.2, label="context")
+            observed = {"context": (np.arange(-len(past), 0), past, "0.35")}
             if truth is not None:
-                axes.plot(np.arange(len(truth)), truth[:, channel], color="black", lw=1.2, label="truth")
+                observed["truth"] = (np.arange(len(truth)), truth, "black")
+            for name, (steps, values, colour) in observed.items():
+                # Between missing values one may stand alone, of which a line shows nothing.
+                marker = "." if np.isnan(values[:, channel]).any() else None
+                axes.plot(steps, values[:, channel], color=colour, lw=1.2, marker=marker, ms=4, label=name)
             for number, (name, values) in enumerate(forecasts.items()):
                 style = {"color": f"C{number - 1}", "lw": 1, "ls": "--"} if number else {"color": "C3", "lw": 1.6}
                 axes.plot(np.arange(len(values)), values[:, channel], label=name, **style)
             axes.axvline(-0.5, color="0.7", lw=0.8)
+            axes.set_xlim(-len(past) - 1, max(map(len, forecasts.values())))
             axes.set_ylabel(columns[channel][:24])
         rows[-1].set_xlabel("time steps from the forecast's first")
         handles, labels = rows[0].get_legend_handles_labels()

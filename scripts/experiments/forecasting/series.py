@@ -222,8 +222,10 @@ def _read_timestamps(
             remedy = f"name another --timestamp_column, or {_NO_TIMESTAMPS}"
             raise UserError(f"{source}: column {column.name} holds numbers and no dates; {remedy}.")
         column = column.astype("int64")
-        read = {"format": "%Y"} if numbered == "years" else {"unit": numbered}
-        times = pd.Series(pd.to_datetime(column, **read))  # type: ignore[call-overload]
+        if numbered == "years":
+            times = pd.to_datetime(column.astype(str), format="%Y")
+        else:
+            times = pd.to_datetime(column, unit=numbered)
     else:
         times = _parse_dates(column)
     missing = np.flatnonzero(times.isna().to_numpy())
@@ -266,9 +268,9 @@ def _frequency(times: pd.DatetimeIndex) -> Any:
 
 
 def _months(times: pd.DatetimeIndex) -> Any:
-    """The step of months, quarters or years that all times keep to, though some may be left out; None if they do not."""
+    """The step of months, quarters or years that all times keep to, though some may be lacking; else None."""
     steps = np.diff(times.year * 12 + times.month)
-    at_ends = bool(times.is_month_end.all())
+    at_ends = bool((times.day == times.days_in_month).all())
     at_same = len(set(times - times.normalize())) == 1 and (at_ends or len(set(times.day)) == 1)
     if len(steps) < 2 or (steps < 1).any() or not at_same:
         return None

@@ -33,7 +33,9 @@ class SeriesArguments:
     dataset_config_name: str | None = flag(None, "Its configuration.")
     dataset_revision: str | None = flag(None, "Its commit, tag or branch; also of --task_name.")
     cache_dir: str | None = flag(None, "Folder for prepared data; by default the cache of the datasets library.")
-    timestamp_column: str | None = flag(None, "When each row was; by default the column `date` or the like, or `none`.")
+    timestamp_column: str | None = flag(
+        None, "When each row was; by default the column `date` or the like, or `none`."
+    )
     target_columns: list[str] | None = flag(None, "Columns to forecast; by default all but the timestamps.")
     mask_missing: bool = flag(False, "Read missing values as gaps, which a mask tells the model of.")
     split_fractions: list[float] = flag(
