@@ -107,6 +107,8 @@ def _read_recipe(path: str | Path) -> dict[str, Any]:
         raise UserError(f"The recipe {path} is not valid YAML: {one_line(error)}") from error
     if not isinstance(recipe, dict):
         raise UserError(f"The recipe {path} must hold `flag: value` lines, not a {type(recipe).__name__}.")
+    if not isinstance(recipe.get(_OVERRIDES, ""), str):
+        raise UserError(f"{path}: `{_OVERRIDES}` must be field=value,field=value.")
     for key, value in recipe.items():
         if value is None:
             raise UserError(f"{path}: `{key}` is empty; leave the key out to keep its default.")
@@ -179,13 +181,13 @@ def parse_command(
         recipe = load_recipe(path)
         if unknown := sorted(set(recipe) - names):
             raise UserError(f"{path}: no such flag: {', '.join(unknown)}. See --help for the flags.")
-        merged = _without_rivals(merged, path, recipe) | recipe | _join_overrides(merged, recipe)
+        merged = _without_rivals(merged, path, recipe) | recipe | join_overrides(merged, recipe)
     typed = flag_values(flags)
     merged, notes = _without_rivals(merged, "The command line", typed), []
     for key in () if torch.accelerator.is_available() else _PRECISIONS:
         if merged.pop(key, False) and key not in typed:
             notes.append(f"The recipe asks for {key}, which needs an accelerator: training in float32.")
-    flags = [*recipe_to_flags(merged), *flags, *recipe_to_flags(_join_overrides(merged, typed))]
+    flags = [*recipe_to_flags(merged), *flags, *recipe_to_flags(join_overrides(merged, typed))]
     try:
         groups = parser.parse_args_into_dataclasses(flags, look_for_args_file=False)
     except (ValueError, TypeError, ImportError) as error:
@@ -223,10 +225,11 @@ def flag_values(flags: Sequence[str]) -> dict[str, str | None]:
     return values
 
 
-def _join_overrides(earlier: Mapping[str, Any], source: Mapping[str, Any]) -> dict[str, Any]:
-    """`--config_overrides` of two sources, of which the later one is read last."""
+def join_overrides(earlier: Mapping[str, Any], source: Mapping[str, Any]) -> dict[str, Any]:
+    """`--config_overrides` of two sources, with the later one's values of fields that both have."""
     parts = [of[_OVERRIDES] for of in (earlier, source) if of.get(_OVERRIDES)]
-    return {_OVERRIDES: ",".join(parts)} if len(parts) == 2 else {}
+    fields = {override.partition("=")[0]: override for part in parts for override in part.split(",") if override}
+    return {_OVERRIDES: ",".join(fields.values())} if len(parts) == 2 else {}
 
 
 def _without_rivals(earlier: dict[str, Any], name: str, source: dict[str, Any]) -> dict[str, Any]:

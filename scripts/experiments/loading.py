@@ -20,7 +20,7 @@ TABLE_READERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".tsv": "csv"
 
 def find_files(pattern: str) -> list[str]:
     """A file, or all that a pattern such as books/*.txt names; a `UserError` if there is none."""
-    path = os.path.expanduser(pattern)
+    path = str(Path(pattern).expanduser())
     files = [path] if os.path.isfile(path) else sorted(filter(os.path.isfile, glob.glob(path, recursive=True)))
     if not files:
         raise UserError(f"{pattern}: no such file; check the path (it is read from {os.getcwd()}).")

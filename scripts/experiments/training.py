@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -227,7 +227,8 @@ def finish_trackers(training: TrainingArguments) -> None:
     """End the trackers' run, so that the next training of this process begins one of its own."""
     for name in ("wandb", "trackio"):
         if name in (training.report_to or []) and training.process_index == 0:
-            with suppress(RuntimeError):  # of trackio, whose callback ends its run behind the last step
+            # The callback of trackio ends its run behind the last step; a second end is an error.
+            with suppress(RuntimeError) if name == "trackio" else nullcontext():
                 importlib.import_module(name).finish()
 
 

@@ -129,7 +129,8 @@ def test_months_quarters_and_years_that_lack_become_gaps(frequency):
     np.testing.assert_array_equal(series.timestamps, whole.timestamps)
     assert np.isnan(series.values[[7, 47, 48]]).all()
     assert series.num_gaps == 6
-    assert series.notes == ("Its timestamps lack 3 steps, which are gaps now.",)
+    months = {"M": 1, "Q": 3, "Y": 12}[frequency[0]]
+    assert series.notes == (f"Its timestamps lack 3 steps of {months} month(s), which are gaps now.",)
     assert series.following_timestamps(3) == whole.following_timestamps(3)
     assert whole.notes == ()
 
@@ -139,6 +140,22 @@ def test_months_go_on_by_their_day():
     series = make_series("s", table(date=times).drop(index=[9]), None, None)
     assert (len(series.values), series.num_gaps) == (50, 2)
     assert series.following_timestamps(2) == ["2028-03-15", "2028-04-15"]
+    day_first = pd.to_datetime(times).strftime("%d/%m/%Y")
+    assert make_series("s", table(date=day_first).drop(index=[9]), None, None).num_gaps == 2
+    first = pd.date_range("2020-01-01", periods=40, freq="MS")
+    rows = table(40, date=first.strftime("%d/%m/%Y")).drop(index=[9])
+    assert make_series("s", rows, None, None).following_timestamps(1) == ["2023-05-01"]
+
+
+def test_months_without_a_grid_go_on_by_their_median_step():
+    times = pd.DatetimeIndex(
+        first
+        for n, first in enumerate(pd.date_range("2020-01-01", periods=40, freq="MS"))
+        if n in (0, 1, 3, 8, 12, 19, 27, 36)
+    )
+    series = make_series("s", table(8, date=times.astype(str)), None, None)
+    assert "not evenly spaced" in series.notes[0]
+    assert series.following_timestamps(1) == ["2023-06-03"]
 
 
 @pytest.mark.parametrize(
@@ -162,13 +179,23 @@ def test_numbers_that_say_nothing_number_the_steps():
     assert (series.columns, series.timestamps, series.timestamp_column) == (["a", "b"], None, None)
     assert series.notes == ("Its column time holds numbers and no dates: steps are numbered.",)
     assert make_series("s", rows, None, ["a", "time"]).columns == ["a", "time"]
-    with pytest.raises(UserError, match=r"column time holds numbers and no dates; .* or none"):
-        make_series("s", rows, "time", None)
+    for numbers in (rows["time"], *(2024010100 + rows["time"], 202401010000 + rows["time"]), _with_a_hole()):
+        assert make_series("s", rows.assign(time=numbers), None, ["a"]).timestamps is None
+        with pytest.raises(UserError, match=r"column time holds numbers and no dates; .* or none"):
+            make_series("s", rows.assign(time=numbers), "time", None)
+    years = rows.assign(time=1950 + rows["time"])
+    assert make_series("s", years, None, None).timestamps is None
+    assert make_series("s", years, "time", None).timestamps is not None
+
+
+def _with_a_hole() -> pd.Series:
+    return pd.Series([2000, None, *range(2002, 2050)], dtype="Int64")
 
 
 def test_a_series_may_be_said_to_have_no_times():
     series = make_series("s", table(), "none", ["a"])
-    assert (series.columns, series.timestamps) == (["a"], None)
+    assert (series.columns, series.timestamps, series.timestamp_column) == (["a"], None, "none")
+    assert make_series("s", table().assign(time=range(50)), "none", None).columns == ["a", "b", "time"]
     assert make_series("s", table().drop(columns="date"), "none", None).columns == ["a", "b"]
 
 
@@ -412,8 +439,10 @@ def test_a_part_without_a_value_is_refused(start, part):
 
 def test_a_channel_that_begins_behind_the_training_part_is_named():
     late = make_series("s", table(50, b=[None] * 40 + [1.0] * 10), None, None)
-    with pytest.raises(UserError, match="no value of b was observed in the train part; leave it out with --target"):
+    with pytest.raises(UserError, match=r"no value of b was observed in the part for training, .* with --target_col"):
         make_parts(late, 6, 4)
+    whole = Scaler.fit(make_series("s", table(50), None, None), 35)
+    assert len(make_windows(late, whole, SeriesArguments(), 6, 4)["train"])
 
 
 # Baselines and metrics

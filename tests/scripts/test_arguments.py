@@ -130,13 +130,17 @@ def test_single_fields_of_the_model_add_up(tmp_path):
         recipes[-1].write_text(f"config_overrides: {fields}\n")
     argv = ["--recipe", *map(str, recipes), "--config_overrides", "num_segments=1"]
     for flags, expected in (
-        (argv, "num_segments=2,hidden_size=8,num_segments=4,num_segments=1"),
-        (argv[:3], "num_segments=2,hidden_size=8,num_segments=4"),
+        (argv, "num_segments=1,hidden_size=8"),
+        (argv[:3], "num_segments=4,hidden_size=8"),
+        ([*argv[:1], argv[2], "--config_overrides", "num_segments=4"], "num_segments=4"),
         (argv[:1] + argv[2:3], "num_segments=4"),
         (argv[3:], "num_segments=1"),
     ):
         command = parse_command([ModelArguments], argv=flags)
         assert command.groups[0].config_overrides == command.given["config_overrides"] == expected
+    recipes[1].write_text("config_overrides: [num_segments=4]\n")
+    with pytest.raises(UserError, match=r"b.yaml: `config_overrides` must be field=value"):
+        parse_command([ModelArguments], argv=argv[:3])
 
 
 def test_a_source_that_contradicts_itself_is_refused(tmp_path):

@@ -151,6 +151,7 @@ def test_metrics_do_not_depend_on_the_batch(run, tmp_path, model_type):
         measured.append([metrics[f"eval_test_{name}"] for name in ("mse", "mae", "legacy_mse", "legacy_mae")])
     np.testing.assert_allclose(measured, [measured[0]] * 4, rtol=1e-6)
     assert "over some of the windows" in (tmp_path / "batch-7" / "forecasting.md").read_text()
+    assert "over all windows" in (tmp_path / "run" / "forecasting.md").read_text()  # trained on some
 
 
 def test_a_series_of_one_s_own_is_continued_unless_a_stage_is_named(run, tmp_path):

@@ -12,6 +12,7 @@ from experiments.arguments import (
     UserError,
     flag,
     flag_values,
+    join_overrides,
     load_recipe,
     recipe_to_flags,
     require_at_least,
@@ -129,8 +130,12 @@ class Stage:
     curves: tuple[Curve, ...] = (Curve(),)
 
     def recipe(self) -> dict[str, Any]:
-        """The flags of the recipes, of which the last one wins."""
-        return {name: value for path in self.recipes for name, value in load_recipe(CONFIGURATION / path).items()}
+        """The flags of the recipes, of which the last one wins as on a command line."""
+        merged: dict[str, Any] = {}
+        for path in self.recipes:
+            recipe = load_recipe(CONFIGURATION / path)
+            merged = merged | recipe | join_overrides(merged, recipe)
+        return merged
 
     def rows(self) -> dict[str, tuple[str, ...]]:
         """The arguments of the rows by name; `{configuration}` is that folder, `{flag}` its value in the recipes."""

@@ -77,12 +77,12 @@ def load_config(arguments: ForecasterArguments) -> PreTrainedConfig:
     Raises:
         UserError: if it cannot be had, or is of no forecaster.
     """
-    name = arguments.model_name_or_path
-    runs = sorted(file.parent.name for file in Path(str(name)).glob("*/config.json"))
-    if runs and not (Path(str(name)) / "config.json").exists():
+    name = str(arguments.model_name_or_path)
+    runs = sorted(file.parent.name for file in Path(name).glob("*/config.json"))
+    if runs and not (Path(name) / "config.json").exists():
         raise UserError(f"{name} holds a forecaster in each of {', '.join(runs)}; give one of these folders.")
     with explained(f"The checkpoint {name} cannot be loaded"):
-        config = AutoConfig.from_pretrained(str(name), trust_remote_code=arguments.trust_remote_code)
+        config = AutoConfig.from_pretrained(name, trust_remote_code=arguments.trust_remote_code)
     lacking = [n for n in ("context_length", "prediction_length", "num_input_channels") if not hasattr(config, n)]
     if lacking or not str((config.architectures or [""])[0]).endswith("ForPrediction"):
         raise UserError(f"The checkpoint {name} is no forecaster, but a {(config.architectures or ['model'])[0]}.")
@@ -197,8 +197,6 @@ class ForecastingArguments(FineTuningArguments):
         decay = self.learning_rate_decay
         if decay is not None and not 0 < decay <= 1:
             raise UserError(f"--learning_rate_decay is {decay:g}; it must lie between 0 and 1.")
-        if decay is not None and self.max_steps > 0:
-            raise UserError("--learning_rate_decay counts epochs, which --max_steps overrides; leave one out.")
         if decay is not None:
             self.lr_scheduler_type = "constant"  # between the ends of epochs
         super().__post_init__()

@@ -98,6 +98,7 @@ def make_job(
         facts={
             "started_from": Path(name).name if name else "scratch",
             "is_partial": arguments.is_partial,
+            "is_sampled": any((arguments.max_eval_samples, arguments.max_predict_samples)),
             "context_length": context,
             "prediction_length": horizon,
             "columns": series.columns,
@@ -140,7 +141,7 @@ def predict_future(command: Command, arguments: SeriesArguments, series: Series,
     else:  # no part of the series is known to the forecaster
         everything = Windows(scaler.apply(series), range(len(series.values)), context, horizon)
         windows = dict.fromkeys(("train", "validation", "test"), everything)
-    for picture in folder.glob(WINDOW_PICTURE.format("*")):  # of another series
+    for picture in folder.glob(WINDOW_PICTURE.format("*")):  # of an earlier forecast
         picture.unlink()
     if len(windows["test"]) and training.num_plots:
         baselines = Baselines(windows, arguments.season(series), silent=True)

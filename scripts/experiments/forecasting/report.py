@@ -74,7 +74,7 @@ def write_report(
         "",
         f"{first['model_type']}, {first['parameters']:,} parameters at a horizon of {next(iter(finished))}; contexts "
         f"of {first['context_length']} steps. Errors on scaled values, over "
-        + ("some of the windows, spread evenly over each part" if first["is_partial"] else "all windows")
+        + ("some of the windows, spread evenly over each part" if first.get("is_sampled") else "all windows")
         + (f"; mean and standard deviation of {seeds} seeds." if seeds > 1 else "."),
         *tables,
         "",
@@ -140,7 +140,8 @@ def write_future(file: Path, series: Series, scaler: Scaler, model: PreTrainedMo
         window["past_observed_mask"] = observed[None]
     future = scaler.restore(forecast(model, window)[0])
     table = pd.DataFrame(future, columns=series.columns)
-    name = series.timestamp_column or ("time" if "time" not in series.columns else "step")
+    known = series.timestamp_column if series.timestamps is not None else None
+    name = known or ("time" if "time" not in series.columns else "step")
     table.insert(0, name, series.following_timestamps(horizon), allow_duplicates=True)
     write_atomically(file, table.to_csv(index=False, float_format="%.10g"))
     lines = {"forecast": future}

@@ -18,7 +18,8 @@ from experiments.loading import explained_errors
 _TIMESTAMPS = ("date", "datetime", "timestamp", "time", "ds")
 _NO_TIMESTAMPS = "none"
 # Numbers that say when a row was, and between which values they lie.
-_NUMBERED = {"years": (1000, 2999), "s": (10**8, 10**11), "ms": (10**11, 10**14)}
+# Hours and minutes written as 2024013112 and 202401311259 lie between the latter two.
+_NUMBERED = {"years": (1000, 2999), "s": (10**8, 19 * 10**8), "ms": (3 * 10**11, 19 * 10**11)}
 # No column stands for the rows: fields that have no name would be taken for it.
 _READERS = {
     ".csv": partial(pd.read_csv, index_col=False),
@@ -40,7 +41,7 @@ class Series:
         columns (`list` of `str`): Names of the channels.
         values (`np.ndarray` of shape `(num_steps, num_channels)`): In the units of the source, NaN where missing.
         timestamps (`pd.DatetimeIndex`, *optional*): When each step was.
-        timestamp_column (`str`, *optional*): Where that was read.
+        timestamp_column (`str`, *optional*): Where that was read; "none" where it was not to be.
         notes (`tuple` of `str`): What was done to it.
     """
 
@@ -63,7 +64,9 @@ class Series:
             return [str(len(self.values) + step) for step in range(num_steps)]
         frequency = _months(times[-50:]) or _frequency(times[-50:]) or pd.Series(times).diff().median()
         following = pd.date_range(times[-1], periods=num_steps + 1, freq=frequency)[1:]
-        are_days = (times == times.normalize()).all() and (following == following.normalize()).all()
+        are_days = (
+            times.tz is None and (times == times.normalize()).all() and (following == following.normalize()).all()
+        )
         return [str(time.date() if are_days else time) for time in following]
 
     def season(self) -> int:
@@ -158,8 +161,8 @@ def make_series(
         source (`str`): What to call it.
         table (`pd.DataFrame`): A row for each time step, in order.
         timestamp_column (`str`, *optional*):
-            Of dates, years or seconds since 1970; by default the one named `date` or the like, if there is one, and
-            with "none" none.
+            Of dates, years, seconds or milliseconds since 1970; by default the one named `date` or the like, if there
+            is one, and with "none" none.
         target_columns (sequence of `str`, *optional*): By default all others.
         rows_are_steps (`bool`):
             Whether every row is one time step whatever the timestamps say, as the protocols of public series count:
@@ -172,7 +175,7 @@ def make_series(
     there = f"its columns are {', '.join(table.columns)}"
     if not len(table):
         raise UserError(f"{source} has no rows.")
-    named = None if timestamp_column == _NO_TIMESTAMPS else timestamp_column
+    named = timestamp_column if timestamp_column != _NO_TIMESTAMPS else None
     for flag, names in (("timestamp_column", [named] if named else []), ("target_columns", target_columns or [])):
         for name in names:
             if name not in table.columns:
@@ -180,9 +183,11 @@ def make_series(
                 asked = f"which --{flag} or the checkpoint asks for"
                 raise UserError(f"{source} has no column {name}, {asked}; {there}{hint}.")
     likely = [n for n in table.columns if n.lower() in _TIMESTAMPS and n not in (target_columns or ())]
+    if has_none := timestamp_column == _NO_TIMESTAMPS:  # dates are no channel, numbers may be one
+        likely = [name for name in likely if not pd.api.types.is_numeric_dtype(table[name])]
     found = [named] if named else likely[:1]
     times, notes = None, []
-    if found and timestamp_column != _NO_TIMESTAMPS:
+    if found and not has_none:
         times = _read_timestamps(source, table[found[0]], rows_are_steps, is_sure=named is not None)
         if times is None:
             notes.append(f"Its column {found[0]} holds numbers and no dates: steps are numbered.")
@@ -190,7 +195,8 @@ def make_series(
     if not columns or set(columns) & set(found) or len(set(columns)) < len(columns):
         raise UserError(f"{source}: name each column to forecast once with --target_columns; {there}.")
     values = np.stack([_read_numbers(source, table[name]) for name in columns], axis=1)
-    series = Series(source, columns, values, times, None if times is None else found[0], tuple(notes))
+    read_from = timestamp_column if has_none else None if times is None else found[0]
+    series = Series(source, columns, values, times, read_from, tuple(notes))
     return series if rows_are_steps else _even_out(series)
 
 
@@ -216,7 +222,8 @@ def _read_timestamps(
     """When each row was; None for numbers that are no times, in a column that nobody has named."""
     if pd.api.types.is_numeric_dtype(column):
         numbered = next((unit for unit, (low, high) in _NUMBERED.items() if column.between(low, high).all()), None)
-        if numbered is None or (column % 1 != 0).any():
+        is_by_name = is_sure or numbered != "years"  # a count may run through the same numbers
+        if numbered is None or not is_by_name or column.isna().any() or (column % 1 != 0).any():
             if not is_sure:
                 return None
             remedy = f"name another --timestamp_column, or {_NO_TIMESTAMPS}"
@@ -256,8 +263,11 @@ def _parse_dates(column: pd.Series) -> pd.Series:
             except ValueError:  # across daylight saving, with its two distances from UTC
                 read.append(pd.to_datetime(column, errors="coerce", format="mixed", dayfirst=day_first, utc=True))
     even = [times for times in read if times.notna().all() and _frequency(pd.DatetimeIndex(times)) is not None]
+    # Of a few rows with a gap days are told from months by nothing.
+    long = [times for times in read if len(times) > 12 and times.notna().all()]
+    monthly = [times for times in long if _months(pd.DatetimeIndex(times)) is not None]
     rising = [times for times in read if times.is_monotonic_increasing and times.is_unique]
-    return [*even, *rising, *read][0]
+    return [*even, *monthly, *rising, *read][0]
 
 
 def _frequency(times: pd.DatetimeIndex) -> Any:
@@ -270,12 +280,12 @@ def _frequency(times: pd.DatetimeIndex) -> Any:
 def _months(times: pd.DatetimeIndex) -> Any:
     """The step of months, quarters or years that all times keep to, though some may be lacking; else None."""
     steps = np.diff(times.year * 12 + times.month)
-    at_ends = bool((times.day == times.days_in_month).all())
-    at_same = len(set(times - times.normalize())) == 1 and (at_ends or len(set(times.day)) == 1)
-    if len(steps) < 2 or (steps < 1).any() or not at_same:
+    if len(steps) < 2 or (steps < 1).any():
         return None
+    at_ends = bool((times.day == times.days_in_month).all())
+    at_same = len((times - times.normalize()).unique()) == 1 and (at_ends or len(times.day.unique()) == 1)
     common = int(np.bincount(steps).argmax())
-    if (steps % common).any():
+    if not at_same or (steps % common).any() or steps.sum() >= 2 * common * len(times):
         return None
     return pd.offsets.MonthEnd(common) if at_ends else pd.DateOffset(months=common)
 
@@ -299,7 +309,9 @@ def _even_out(series: Series) -> Series:
         return replace(series, notes=(*series.notes, note))
     values = np.full((len(grid), len(series.columns)), np.nan)
     values[places] = series.values
-    what = "working days" if is_working else "steps" if months else f"steps of {common}"
+    if months:
+        common = f"{months.kwds.get('months', months.n)} month(s)"
+    what = "working days" if is_working else f"steps of {common}"
     note = f"Its timestamps lack {len(grid) - len(times):,} {what}, which are gaps now."
     return replace(series, values=values, timestamps=grid, notes=(*series.notes, note))
 

@@ -34,7 +34,7 @@ class SeriesArguments:
     dataset_revision: str | None = flag(None, "Its commit, tag or branch; also of --task_name.")
     cache_dir: str | None = flag(None, "Folder for prepared data; by default the cache of the datasets library.")
     timestamp_column: str | None = flag(
-        None, "When each row was; by default the column `date` or the like, or `none`."
+        None, "When each row was; by default the column `date` or the like; `none`: no times."
     )
     target_columns: list[str] | None = flag(None, "Columns to forecast; by default all but the timestamps.")
     mask_missing: bool = flag(False, "Read missing values as gaps, which a mask tells the model of.")
@@ -96,9 +96,16 @@ class Scaler:
 
     @classmethod
     def fit(cls, series: Series, stop: int) -> "Scaler":
-        """The scale of the first `stop` steps; a channel that is constant there is left in its units."""
+        """
+        The scale of the first `stop` steps; a channel that is constant there is left in its units, and one without a
+        value there is a `UserError`.
+        """
         part = series.values[:stop]
         observed = ~np.isnan(part)
+        for name, known in zip(series.columns, observed.any(axis=0), strict=True):
+            if not known:
+                what = f"no value of {name} was observed in the part for training, by which it is scaled"
+                raise UserError(f"{series.source}: {what}; leave it out with --target_columns.")
         count = np.maximum(observed.sum(axis=0), 1)
         mean = np.where(observed, part, 0).sum(axis=0) / count
         std = np.sqrt((np.where(observed, part - mean, 0) ** 2).sum(axis=0) / count)
@@ -241,13 +248,8 @@ def make_windows(
     windows = {}
     for (name, part), limit in zip(borders.items(), limits, strict=True):
         windows[name] = Windows(values, part, context_length, prediction_length, limit)
-        lacking = np.isnan(values[part.start : part.stop]).all(axis=0)
-        if lacking.all():
+        if np.isnan(values[part.start : part.stop]).all():
             raise UserError(f"{series.source}: no value of the {name} part was observed; give a series that goes on.")
-        if lacking.any() and name == "train":  # by which it is scaled
-            channel = series.columns[int(lacking.argmax())]
-            remedy = "leave it out with --target_columns"
-            raise UserError(f"{series.source}: no value of {channel} was observed in the train part; {remedy}.")
         if not len(windows[name]):
             needed = prediction_length + (context_length if name == "train" else 0)
             raise UserError(
