@@ -60,8 +60,8 @@ class CardFacts:
     script: str  # the entry point that has trained it
     pipeline_tag: str
     description: str  # in sentences: what it is and what it was trained on
-    # What the pipeline is called with: a sentence with a mask, or Python code. Where a tag has no pipeline it is all of
-    # the code, in which {title} stands for the model's name and {remote} for what lets its own code run.
+    # What the pipeline is called with: a sentence with a mask, or Python code. Where a tag has no pipeline it is all
+    # of the code, in which {title} stands for the model's name and {remote} for what lets its own code run.
     example: str
     scores: Mapping[str, float]  # by their names
     results: str  # the scores in Markdown, beside what they have to be compared with
