@@ -82,7 +82,7 @@ def test_a_run_leaves_a_model_that_fills_masks(tmp_path, recipe, monkeypatch, ca
     monkeypatch.chdir(tmp_path)
     caplog.set_level("INFO")
     steps = ["--max_steps", 220, "--eval_steps", 110, "--save_steps", 110, "--learning_rate", 2e-3, "--seed", 3]
-    overrides = {"hidden_size": 64, "intermediate_size": 128, "hidden_dropout_prob": 0.0}
+    overrides = {"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 128, "hidden_dropout_prob": 0.0}
     overrides |= {"smoother_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     sizes = ",".join(f"{name}={value}" for name, value in overrides.items())
     run(monkeypatch, "--recipe", recipe, *steps, "--config_overrides", sizes)
