@@ -38,6 +38,8 @@ def main() -> None:
     if arguments.table not in TABLES:
         raise UserError(f"There is no table {arguments.table}; the tables are {', '.join(TABLES)}.")
     table = TABLES[arguments.table]
+    if arguments.rows is not None:
+        table = table.with_rows(arguments.rows)
     taken = {flag for stage in table.stages for flag in stage.data}
     given = {name: value for name, value in command.given.items() if name in (*TEXT, "data_dir", "test_file")}
     if not given.keys() <= taken:

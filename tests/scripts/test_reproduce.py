@@ -185,6 +185,14 @@ def test_rows_go_on_where_they_were_cut_short(make, stage, tmp_path):
     assert changed == {"ours-100-0.001-2", "first"}
 
 
+def test_some_rows_are_compared(make, stage, tmp_path):
+    text, results = make([stage], "--rows", "theirs", "--seeds", 0)
+    assert not list((tmp_path / "out" / "first").glob("ours*"))
+    assert cells(text, "theirs") and "ours" not in results["columns"][1]["values"]
+    with pytest.raises(UserError, match="The table has no row whose, mine; its rows are ours, theirs"):
+        make([stage], "--rows", "whose", "ours", "mine")
+
+
 def test_searches_of_several_stages_are_told_apart(make, stage):
     text, _ = make([stage, replace(stage, folder="second", one_rate=True)])
     chosen = "for each row that says none the one of 0.001, 0.01, 0.1 with the lowest evaluation loss"

@@ -34,6 +34,7 @@ class ComparisonArguments:
     data_dir: str | None = flag(None, "Local folder of the tasks' data.")
     test_file: list[str] | None = flag(None, "Labelled texts by which nothing is chosen.")
     seeds: list[int] = flag([0, 1, 2], "Every row is run with each.")
+    rows: list[str] | None = flag(None, "Names of the rows that are compared, by default all of the table's.")
     learning_rates: list[float] | None = flag(None, "Every row gets the best of these, by default of the table's.")
     search_steps: int | None = flag(None, "Steps that choose it, by default the table's.")
     vocab_size: int = flag(4096, "Size of the tokenizer that all pre-trainings share.")
@@ -123,6 +124,7 @@ class Stage:
     one_rate: bool = False  # whether the first case chooses it for all of them
     has_mean: bool = False  # whether a column has the mean of the last measure over the cases
     label: str = "score (%)"  # of that measure in a picture of scores
+    only: tuple[str, ...] | None = None  # the names of the rows that are compared, where not all are
     floors: tuple[str, ...] = ()  # rows that need no training: the table says which others are no better, and where
     # What is drawn: scores by case, where there is a mean of them; else scores of the first measures by row, as many
     # as this says; else these curves, for each case.
@@ -138,10 +140,17 @@ class Stage:
         return merged
 
     def rows(self) -> dict[str, tuple[str, ...]]:
-        """The arguments of the rows by name; `{configuration}` is that folder, `{flag}` its value in the recipes."""
+        """
+        The arguments of the rows by name; `{configuration}` is that folder, `{flag}` its value in the recipes.
+
+        Raises a `UserError` if one is asked for that is not there.
+        """
         values = {"configuration": CONFIGURATION, **self.recipe()}
         rows = read_runs(CONFIGURATION / "runs" / self.runs)
-        return {name: tuple(word.format_map(values) for word in row) for name, row in rows.items()}
+        if lacking := [name for name in self.only or () if name not in rows]:
+            raise UserError(f"The table has no row {', '.join(lacking)}; its rows are {', '.join(rows)}.")
+        kept = [name for name in rows if self.only is None or name in self.only]
+        return {name: tuple(word.format_map(values) for word in rows[name]) for name in kept}
 
 
 @dataclass(frozen=True)
@@ -152,6 +161,10 @@ class Table:
     text: str  # {0[flag]} stands for a flag in the recipes of the first stage, {data} for the names of the data
     stages: tuple[Stage, ...]
     notes: tuple[str, ...] = ()  # what has to be known to read it, as lines of Markdown
+
+    def with_rows(self, names: Sequence[str]) -> "Table":
+        """The same with some of its rows."""
+        return replace(self, stages=(*self.stages[:-1], replace(self.stages[-1], only=tuple(names))))
 
 
 @dataclass
