@@ -39,16 +39,17 @@ def test_batches_are_padded_to_their_longest():
 def test_examples_are_selected_cut_and_told_apart():
     examples = Examples.of_rows(ROWS, [0, 1, 0, 1], "here")
     assert [len(examples), *examples.select([3, 0]).lengths] == [4, 4, 3]
-    assert examples.select([2])[0]["sequences"][0].tolist() == [255, 254]
+    assert examples.select([2])[0]["input_ids"].tolist() == [255, 254]
     short = examples.cut(2)
-    assert [short[n]["sequences"][0].tolist() for n in range(4)] == [[3, 1], [0], [255, 254], [7, 7]]
+    assert [short[n]["input_ids"].tolist() for n in range(4)] == [[3, 1], [0], [255, 254], [7, 7]]
     assert examples.cut(4) is examples
     prints = {examples.fingerprint(), short.fingerprint(), examples.select([0, 1, 2]).fingerprint()}
     other = Examples(examples.values, examples.lengths, examples.labels[::-1], "here")
     assert len(prints | {other.fingerprint()}) == 4
     assert examples.select(range(4)).fingerprint() == examples.fingerprint()
     pairs = Examples.of_rows(ROWS, [1, 0], "here", per_example=2)
-    assert [sequence.tolist() for sequence in pairs.select([1])[0]["sequences"]] == [[255, 254], [7, 7, 7, 7]]
+    pair = pairs.select([1])[0]
+    assert (pair["input_ids"].tolist(), pair["lengths"].tolist()) == ([255, 254, 7, 7, 7, 7], [2, 4])
 
 
 def test_masks_hide_values_and_never_padding():
@@ -275,7 +276,7 @@ def test_pairs_are_read_and_bad_rows_named(tmp_path):
     parts = texts.read_pairs(tmp_path, 8)
     assert parts["train"].per_example == 2
     assert parts["validation"].labels.tolist() == [0, 1, 0, 1]
-    assert [bytes(sequence) for sequence in parts["test"][1]["sequences"]] == [b"first te", b"other te"]
+    assert bytes(parts["test"][1]["input_ids"]) == b"first teother te"
     for row, message in (
         ("1.0\ta\tb\tonly one", "line 2: .*has 4 columns"),
         ("2\ta\tb\tone\ttwo", "line 2: .*begins with '2'"),
@@ -298,7 +299,7 @@ def test_pairs_that_are_made_share_a_topic_when_they_belong_together():
     assert parts["train"].lengths.max() <= 300
 
     def shared(number):
-        first, other = (set(bytes(s).split()[:-1]) for s in parts["train"][number]["sequences"])
+        first, other = (set(bytes(parts["train"].sequence(n)).split()[:-1]) for n in (2 * number, 2 * number + 1))
         return len(first & other) / len(first | other)
 
     scores = np.array([shared(n) for n in range(200)])

@@ -238,7 +238,7 @@ def test_images_are_read_and_split(tmp_path, images, kind):
     read = np.concatenate([examples.values.reshape(-1, 32, 32) for examples in parts.values()])
     np.testing.assert_array_equal(read, pixels[order])
     assert [label for examples in parts.values() for label in examples.labels] == labels[order].tolist()
-    assert parts["train"][0]["sequences"][0].shape == (1024,)
+    assert parts["train"][0]["input_ids"].shape == (1024,)
 
 
 def test_what_is_wrong_with_a_file(tmp_path, images):

@@ -216,6 +216,26 @@ def test_generated_tasks_need_no_data(run, capsys):
             run("--task_name", task)
 
 
+def test_batches_of_like_lengths(run, monkeypatch):
+    """Grouped by length, a batch holds less padding, and the whole test is measured nonetheless."""
+    padded: list[float] = []
+
+    def note(examples):
+        batch = collate(examples)
+        padded.append(1 - batch["attention_mask"].float().mean().item() if "attention_mask" in batch else 0.0)
+        return batch
+
+    monkeypatch.setattr("experiments.lra.jobs.collate", note)
+    found = []
+    for name, flags in (("mixed", ()), ("grouped", ("--train_sampling_strategy", "group_by_length"))):
+        padded.clear()
+        folder = run(*EXPRESSIONS, *flags, name=name)
+        found.append((statistics.mean(padded), metrics_of(folder)["eval_test_samples"]))
+    (mixed, number), (grouped, same_number) = found
+    assert grouped < 0.8 * mixed
+    assert same_number == number == 3
+
+
 def test_pictures_are_drawn_before_training(run, pictures, tmp_path, monkeypatch):
     def diverge(*args):
         raise UserError("Training has diverged.")

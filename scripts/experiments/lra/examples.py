@@ -54,9 +54,12 @@ class Examples(torch.utils.data.Dataset):
         return self.values[end - self.lengths[number] : end]
 
     def __getitem__(self, index: int) -> dict[str, Any]:
+        """The values of an example as `input_ids`, by which the Trainer groups lengths, and how long its parts are."""
         first = int(index) * self.per_example
-        sequences = [self.sequence(number) for number in range(first, first + self.per_example)]
-        return {"sequences": sequences, "labels": int(self.labels[index])}
+        lengths = self.lengths[first : first + self.per_example]
+        start = self._ends[first] - lengths[0]  # type: ignore[attr-defined]
+        values = self.values[start : start + lengths.sum()]
+        return {"input_ids": values, "lengths": lengths, "labels": int(self.labels[index])}
 
     def select(self, indices: Sequence[int] | np.ndarray) -> "Examples":
         """Some of the examples."""
@@ -86,12 +89,11 @@ def collate(examples: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
     Returns `input_ids` and, if there is padding, `attention_mask`, of shape `(batch_size, length)`, or
     `(batch_size, per_example, length)` of groups, and `labels` `(batch_size,)`.
     """
-    sequences = [sequence for example in examples for sequence in example["sequences"]]
-    lengths = np.array([len(sequence) for sequence in sequences])
-    input_ids = np.full((len(sequences), lengths.max()), PAD, dtype=np.int64)
+    lengths = np.concatenate([example["lengths"] for example in examples])
+    input_ids = np.full((len(lengths), lengths.max()), PAD, dtype=np.int64)
     mask = np.arange(lengths.max()) < lengths[:, None]
-    input_ids[mask] = np.concatenate(sequences).astype(np.int64) + PAD + 1
-    per_example = len(examples[0]["sequences"])
+    input_ids[mask] = np.concatenate([example["input_ids"] for example in examples]).astype(np.int64) + PAD + 1
+    per_example = len(lengths) // len(examples)
     shape = (len(examples), -1) if per_example == 1 else (len(examples), per_example, -1)
     batch = {"input_ids": input_ids.reshape(shape)}
     if not mask.all():

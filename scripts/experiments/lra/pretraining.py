@@ -42,7 +42,7 @@ class MaskedCollator:
 
     def __call__(self, examples: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
         """`input_ids`, `labels` (-100 where nothing is masked) and, with padding, `attention_mask`, `(B, length)`."""
-        batch = collate([{"sequences": [s], "labels": 0} for example in examples for s in example["sequences"]])
+        batch = {name: inputs.flatten(0, -2) for name, inputs in collate(examples).items() if name != "labels"}
         tokens = batch["input_ids"]
         masked = (torch.rand(tokens.shape) < self.probability) & (tokens != PAD)
         masked[:, 0] |= ~masked.any(dim=1)  # something is to be predicted in each
