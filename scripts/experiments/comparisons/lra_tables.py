@@ -9,6 +9,7 @@ from experiments.lra.published import CURVE_STEPS, NOISES, ROWS, TASK_NAMES
 
 _TITLES = dict(zip(TASK_NAMES, ("ListOps", "Text", "Retrieval", "Image", "Pathfinder"), strict=True))
 _DATA = ("data_dir", "dataset_name", "cache_dir")
+_RATES = (1e-4, 3e-4, 1e-3)
 _SETTING = Measure("the same in the paper (%)", "published.setting", format=".2f", factor=100, pooled=True)
 _TEXT = (
     "{0[global_batch_size]} sequences a step, weight decay {0[weight_decay]}; everything else in the recipe "
@@ -47,7 +48,7 @@ def _stage(task: str, what: str, runs: str, cases: tuple[Case, ...], measures: t
         data=_DATA,
         cases=cases,
         measures=measures,
-        learning_rates=(1e-4, 3e-4, 1e-3),
+        learning_rates=_RATES,
         curves=(Curve("validation accuracy", "eval_accuracy", "accuracy (%)", 100, "minutes of training"),),
     )
 
@@ -63,7 +64,7 @@ def _whole(task: str) -> Table:
     return _table(task, "all of the paper's training", _stage(task, "", "lra", (Case(_TITLES[task]),), measures))
 
 
-def _curves(task: str, num_steps: int) -> Table:
+def _curves(task: str, num_steps: int, runs: str = "lra_curves", rates: tuple[float, ...] = _RATES) -> Table:
     """Accuracy on the test after so many steps, with the smoother and without, and others."""
     steps = [step for step in CURVE_STEPS if step <= num_steps]
     every = ("--eval_strategy", "steps", "--eval_steps", "500", "--save_strategy", "steps", "--save_steps", "500")
@@ -73,7 +74,7 @@ def _curves(task: str, num_steps: int) -> Table:
         for step in steps
     ]
     case = Case(f"{_TITLES[task]}, {num_steps:,} steps", flags=("--test_curve", "true", *every), max_steps=num_steps)
-    stage = _stage(task, "curves", "lra_curves", (case,), (*measures, *_costs(rows)))
+    stage = replace(_stage(task, "curves", runs, (case,), (*measures, *_costs(rows))), learning_rates=rates)
     curve = Curve("test accuracy", "eval_test_accuracy", "accuracy (%)", 100, baselines=tuple(rows.items()))
     timed = replace(curve, against="minutes of training", baselines=())
     return _table(task, "learning curves", replace(stage, curves=(curve, timed)))
@@ -106,7 +107,10 @@ def _self_pretraining(task: str) -> Table:
     return _table(task, "masked self-pretraining on its own training inputs", *stages)
 
 
-TABLES = {"lra_curves_image_1000": _curves("image", 1000), "lra_noise": _noise()}
+TABLES = {
+    "lra_curves_image_1000": _curves("image", 1000, "lra_curves_short", (1e-3, 3e-3, 6e-3)),
+    "lra_noise": _noise(),
+}
 for _task in TASK_NAMES:
     TABLES |= {
         f"lra_{_task}": _whole(_task),
