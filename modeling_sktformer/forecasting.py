@@ -13,17 +13,17 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import initialization as init
-from transformers.modeling_outputs import BaseModelOutput
 from transformers.processing_utils import Unpack
 from transformers.utils.generic import ModelOutput, can_return_tuple
 from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_sktformer import SKTformerConfig
-from .modeling_sktformer import SKTformerEncoder, SKTformerKwargs, SKTformerPreTrainedModel, add_matrices
+from .modeling_sktformer import SKTformerEncoder, SKTformerKwargs, SKTformerPreTrainedModel, captured_outputs
+from .outputs import SkeletonMatrices, SKTformerModelOutput
 
 
 @dataclass
-class SKTformerForPredictionOutput(ModelOutput):
+class SKTformerForPredictionOutput(SkeletonMatrices, ModelOutput):
     """
     What [`SKTformerForPrediction`] returns, as the other forecasters of transformers do.
 
@@ -33,7 +33,8 @@ class SKTformerForPredictionOutput(ModelOutput):
         loc, scale (`torch.Tensor` of shape `(batch_size, 1, num_channels)`): What each series was measured from, by.
         hidden_states (`tuple` of `torch.Tensor`, *optional*):
             Of shape `(batch_size, context_length, hidden_size)`; independent channels are rows of the batch.
-        attentions (`tuple` of `torch.Tensor`, *optional*): As of [`SKTformerModel`].
+        attentions (`tuple` of `torch.Tensor`, *optional*):
+            The token branch's matrices, as those of [`SKTformerModel`], with [`~outputs.SkeletonMatrices`].
     """
 
     loss: torch.Tensor | None = None
@@ -221,7 +222,10 @@ class SKTformerForPrediction(SKTformerPreTrainedModel):
             hidden_states = hidden_states + 0 * self.gap_embedding.weight.sum()
         if self.level_embedding is not None:
             hidden_states = hidden_states + self.level_embedding(self._separate_channels(last))
+        kwargs["return_dict"] = True  # here; the configuration decides for the caller
         outputs = self._encode(hidden_states, **kwargs)
+        if outputs.get("attentions"):
+            outputs["landmark_positions"] = self.encoder.landmark_positions(hidden_states.shape[:2], None)
         decoded = self.decoder(outputs.last_hidden_state)  # (B, L, C), or (B C, L, 1)
         forecast = fourier_extrapolation(decoded, self.config.num_harmonics, self.config.prediction_length)
         if self.config.channel_independence:
@@ -231,15 +235,9 @@ class SKTformerForPrediction(SKTformerPreTrainedModel):
         loss = None
         if future_values is not None:
             loss = prediction_loss(forecast, future_values, future_observed_mask, self.config.loss)
-        result = SKTformerForPredictionOutput(
-            loss=loss,
-            prediction_outputs=forecast,
-            loc=loc,
-            scale=scale,
-            hidden_states=outputs.hidden_states,
-            attentions=outputs.attentions,
+        return SKTformerForPredictionOutput(
+            loss=loss, prediction_outputs=forecast, loc=loc, scale=scale, **captured_outputs(outputs)
         )
-        return add_matrices(result, outputs)
 
     @torch.no_grad()
     def predict(self, past_values: torch.Tensor) -> torch.Tensor:
@@ -260,14 +258,14 @@ class SKTformerForPrediction(SKTformerPreTrainedModel):
         context = past_values[:, -self.config.context_length :].to(self.device, self.dtype)
         was_training = self.training
         try:
-            return self.eval()(context, past_observed_mask=~context.isnan()).prediction_outputs
+            return self.eval()(context, past_observed_mask=~context.isnan(), return_dict=True).prediction_outputs
         finally:
             self.train(was_training)
 
     @capture_outputs
-    def _encode(self, hidden_states: torch.Tensor, **kwargs: Any) -> BaseModelOutput:
+    def _encode(self, hidden_states: torch.Tensor, **kwargs: Any) -> SKTformerModelOutput:
         """Run the layers; every time step is a token, also one without a value."""
-        return BaseModelOutput(last_hidden_state=self.encoder(hidden_states, None))
+        return SKTformerModelOutput(last_hidden_state=self.encoder(hidden_states, None))
 
     def _separate_channels(self, values: torch.Tensor) -> torch.Tensor:
         """Make each channel of `(B, L, C)` a series of its own, `(B C, L, 1)`, if the model reads them so."""

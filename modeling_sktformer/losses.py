@@ -68,6 +68,15 @@ def classification_loss(
     return _mean(total, logits.numel(), num_items_in_batch)
 
 
+def span_loss(
+    start_logits: torch.Tensor, end_logits: torch.Tensor, start_positions: torch.Tensor, end_positions: torch.Tensor
+) -> torch.Tensor:
+    """Mean cross entropy of where answers `(B,)` start and end, by logits `(B, S)`; places outside are not counted."""
+    positions = torch.stack([start_positions.flatten(), end_positions.flatten()])
+    positions = positions.masked_fill((positions < 0) | (positions >= start_logits.shape[1]), IGNORE_INDEX)
+    return (cross_entropy(start_logits, positions[0]) + cross_entropy(end_logits, positions[1])) / 2
+
+
 def _mean(total: torch.Tensor, num_items: torch.Tensor | int, num_in_batch: torch.Tensor | int | None) -> torch.Tensor:
     divisor = num_items if num_in_batch is None else num_in_batch
     # A number is no tensor, which would have to be brought to the device.

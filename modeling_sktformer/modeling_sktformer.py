@@ -14,7 +14,6 @@ import inspect
 import os
 from collections import OrderedDict
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any, Literal, TypedDict, cast
 
 import torch
@@ -23,14 +22,6 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers import initialization as init
 from transformers.activations import ACT2FN
 from transformers.modeling_layers import GradientCheckpointingLayer
-from transformers.modeling_outputs import (
-    BaseModelOutput,
-    MaskedLMOutput,
-    MultipleChoiceModelOutput,
-    QuestionAnsweringModelOutput,
-    SequenceClassifierOutput,
-    TokenClassifierOutput,
-)
 from transformers.processing_utils import Unpack
 from transformers.pytorch_utils import apply_chunking_to_forward
 from transformers.utils.generic import ModelOutput, can_return_tuple
@@ -41,7 +32,8 @@ from .circle import Circle, choose_circle
 from .configuration_sktformer import SKTformerConfig
 from .kernels import Dropout
 from .lengthening import extend_positions, resize_order
-from .losses import IGNORE_INDEX, classification_loss, cross_entropy
+from .losses import IGNORE_INDEX, classification_loss, cross_entropy, span_loss
+from .outputs import SKTformerHeadOutput, SKTformerModelOutput, SKTformerSpanOutput
 from .position_batch_norm import PositionBatchNorm
 from .sequences import Landmarks, SequencePooling, Sequences, TokenPlaces, draw_permutation, select_landmarks
 from .smoothing import FourierConvolution, Smoother
@@ -200,6 +192,16 @@ class SKTformerEncoder(nn.Module):
             hidden_states = layer(hidden_states, sequences, circle, of_layer)
         return self.final_norm(hidden_states)
 
+    def landmark_positions(self, shape: torch.Size, places: TokenPlaces | None) -> tuple[torch.Tensor, ...]:
+        """Where every layer's landmarks stand in an input `(B, S)`, `(B, k)` each and -1 for none."""
+        sequences = Sequences.from_mask(shape[1], None if places is None else places.token_mask, torch.float32)
+        found = []
+        for ranks, is_there in select_landmarks(self.landmark_order, self.config.num_landmark_tokens, sequences):
+            ranks = ranks.expand(shape[0], -1)
+            positions = ranks if places is None else places.places.gather(1, ranks)
+            found.append(positions if is_there is None else positions.masked_fill(~is_there, -1))
+        return tuple(found)
+
     def resize(self, new_num_positions: int) -> None:
         """Change the number of positions that landmarks are drawn from, see [`~lengthening.resize_order`]."""
         if self.config.use_token_attention:
@@ -300,12 +302,7 @@ class SKTformerPreTrainedModel(PreTrainedModel):
 
     @classmethod
     def from_pretrained(cls, *args, **kwargs):
-        """
-        Load a checkpoint, as `PreTrainedModel.from_pretrained` does.
-
-        Raises:
-            RuntimeError: if sizes differ from the checkpoint's, and says how a model is lengthened instead.
-        """
+        """Load a checkpoint; where sizes differ from its own, the `RuntimeError` says how a model is lengthened."""
         try:
             return super().from_pretrained(*args, **kwargs)
         except RuntimeError as error:
@@ -319,10 +316,8 @@ class SKTformerPreTrainedModel(PreTrainedModel):
 
     def save_pretrained(self, save_directory: str | os.PathLike, *args, **kwargs):
         """
-        Save weights, configuration and the model's code.
-
-        The checkpoint names a class for every Auto class, so that it loads with any head where this package is not
-        installed (`trust_remote_code=True`). Arguments as in `PreTrainedModel.save_pretrained`.
+        Save weights, configuration and the model's code, with a class for every Auto class: the checkpoint loads with
+        any head where this package is not installed (`trust_remote_code=True`).
         """
         before = dict(vars(self.config))
         if self._auto_class is not None:
@@ -334,9 +329,8 @@ class SKTformerPreTrainedModel(PreTrainedModel):
             vars(self.config).update(before)
 
     def _check_keywords(self, keywords: Iterable[str]) -> None:
-        known = SKTformerKwargs.__annotations__
-        for keyword in set(keywords) - set(known):
-            expected = [*inspect.signature(type(self).forward).parameters, "labels", *known]
+        for keyword in set(keywords) - set(known := SKTformerKwargs.__annotations__):
+            expected = [*inspect.signature(type(self).forward).parameters, *known]
             similar = difflib.get_close_matches(keyword, expected, n=1)
             hint = f"; did you mean `{similar[0]}`?" if similar else "."
             raise TypeError(f"SKTformer takes no keyword `{keyword}`{hint}")
@@ -398,28 +392,6 @@ class SKTformerPreTrainedModel(PreTrainedModel):
             tokenizer.model_max_length = new_num_position_embeddings
 
 
-@dataclass
-class SKTformerModelOutput(BaseModelOutput):
-    """
-    What the encoder returns.
-
-    Args:
-        last_hidden_state (`torch.Tensor` of shape `(batch_size, sequence_length, hidden_size)`): Of every token.
-        hidden_states (`tuple` of `torch.Tensor`, *optional*): As in `BaseModelOutput`.
-        attentions (`tuple` of `torch.Tensor`, *optional*):
-            The token branch's matrices, each `(batch_size, num_heads, sequence_length, num_landmarks)`. There are none
-            where that branch is off or `attn_implementation="sdpa"` computes it.
-        landmark_positions (`tuple` of `torch.LongTensor` of shape `(batch_size, num_landmarks)`, *optional*):
-            With the attentions of each layer, the places in the input that their last axis stands for; -1 where a
-            short sequence has no further landmark.
-        feature_attentions (`tuple` of `torch.Tensor`, *optional*):
-            The feature branch's matrices, each `(batch_size, num_heads, head_dim, num_landmark_features)`.
-    """
-
-    landmark_positions: tuple[torch.Tensor, ...] | None = None
-    feature_attentions: tuple[torch.Tensor, ...] | None = None
-
-
 class SKTformerModel(SKTformerPreTrainedModel):
     """
     The encoder: embeddings, layers and a last layer norm.
@@ -448,7 +420,7 @@ class SKTformerModel(SKTformerPreTrainedModel):
         position_ids: torch.Tensor | None = None,
         inputs_embeds: torch.Tensor | None = None,
         **kwargs: Unpack[SKTformerKwargs],
-    ) -> "SKTformerModelOutput":
+    ) -> SKTformerModelOutput:
         """
         Encode a batch of sequences.
 
@@ -464,7 +436,7 @@ class SKTformerModel(SKTformerPreTrainedModel):
             inputs_embeds (`torch.Tensor` of shape `(batch_size, sequence_length, hidden_size)`, *optional*):
                 Embedded tokens instead of `input_ids`.
             output_hidden_states, output_attentions, output_feature_attentions (`bool`, *optional*):
-                Also return these of every layer, see [`SKTformerModelOutput`].
+                Also return these of every layer, see [`~outputs.SkeletonMatrices`].
             return_dict (`bool`, *optional*): Whether to return an output object (the default) or a tuple.
 
         Returns:
@@ -487,8 +459,8 @@ class SKTformerModel(SKTformerPreTrainedModel):
             given, token_mask = [places.to_front(values) for values in given], places.token_mask
         kwargs["return_dict"] = True  # here; the configuration decides for the caller
         outputs = self._encode(self.embeddings(*given), token_mask, **kwargs)
-        if outputs.get("attentions") and self.config.use_token_attention:
-            outputs["landmark_positions"] = self._landmark_positions(inputs.shape[:2], places)
+        if outputs.get("attentions"):
+            outputs["landmark_positions"] = self.encoder.landmark_positions(inputs.shape[:2], places)
         if places is not None:
             outputs.last_hidden_state = places.restore(outputs.last_hidden_state)
             for name, dim in (("hidden_states", 1), ("attentions", 2)):
@@ -499,21 +471,9 @@ class SKTformerModel(SKTformerPreTrainedModel):
         return outputs
 
     @capture_outputs
-    def _encode(self, hidden_states: torch.Tensor, token_mask: torch.Tensor | None, **kwargs) -> BaseModelOutput:
+    def _encode(self, hidden_states: torch.Tensor, token_mask: torch.Tensor | None, **kwargs) -> SKTformerModelOutput:
         """Run the stack on sequences whose real tokens stand in front."""
         return SKTformerModelOutput(last_hidden_state=self.encoder(hidden_states, token_mask))
-
-    def _landmark_positions(self, shape: torch.Size, places: "TokenPlaces | None") -> tuple[torch.Tensor, ...]:
-        """Where the landmarks of every layer stand in the input, `(B, k)` each, -1 for none."""
-        batch_size, length = shape
-        sequences = Sequences.from_mask(length, None if places is None else places.token_mask, self.dtype)
-        chosen = select_landmarks(self.encoder.landmark_order, self.config.num_landmark_tokens, sequences)
-        found = []
-        for positions, mask in chosen:
-            positions = positions.expand(batch_size, -1)
-            places_of = positions if places is None else places.places.gather(1, positions)
-            found.append(places_of if mask is None else places_of.masked_fill(~mask, -1))
-        return tuple(found)
 
     def _check_inputs(self, shape: torch.Size, attention_mask: torch.Tensor | None) -> None:
         length, longest = shape[1], self.config.max_position_embeddings
@@ -533,23 +493,20 @@ class SKTformerModel(SKTformerPreTrainedModel):
             )
 
 
-def add_matrices(result: ModelOutput, encoded: ModelOutput) -> ModelOutput:
-    """Add to what a head returns what transformers' outputs have no field for, where the encoder was asked for it."""
-    for name in ("landmark_positions", "feature_attentions"):
-        if encoded.get(name) is not None:
-            result[name] = encoded[name]
-    return result
+def captured_outputs(encoded: ModelOutput) -> dict[str, Any]:
+    """What a head returns of the encoder's outputs: all that was asked for."""
+    return {name: value for name, value in encoded.items() if name != "last_hidden_state"}
 
 
 class SKTformerHeadModel(SKTformerPreTrainedModel):
     """
     An encoder with a head, whose class says what `labels` and `logits` are; all else is the same for every head.
 
-    A head defines `_score`, and `_loss` if it is not the one here. What a user sets as `model.loss_function`, a
-    function of logits, labels and `num_items_in_batch`, stands in the place of `_loss`.
+    A head defines `_score`, and `_loss` if it is not the one here. A function that is set as `model.loss_function`
+    stands in the place of `_loss`, and is given by keyword what transformers' own take: `logits`, `pooled_logits` (the
+    same), `labels`, `config`, `vocab_size` and `num_items_in_batch`.
     """
 
-    output_class: type[ModelOutput]
     # Whether inputs have an axis of choices after the batch, `(batch_size, num_choices, ...)`.
     takes_choices = False
     # Whether `config.sparse_prediction` is about this head: in training only labelled tokens are scored.
@@ -575,10 +532,10 @@ class SKTformerHeadModel(SKTformerPreTrainedModel):
         Encode a batch and score it. Inputs, keywords and errors are those of [`SKTformerModel.forward`].
 
         Returns:
-            The transformers output of the head, `MaskedLMOutput` and so on: `logits`, the `loss` if `labels` are
-            given, and what is asked for of `hidden_states`, `attentions` with their `landmark_positions`, and
-            `feature_attentions`, as in [`SKTformerModelOutput`].
+            [`~outputs.SKTformerHeadOutput`] with `logits`, the `loss` if `labels` are given, and what is asked for of
+            `hidden_states`, `attentions` with their `landmark_positions`, and `feature_attentions`.
         """
+        self._check_keywords(kwargs)
         inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
         rows = self._flatten_choices(*inputs) if self.takes_choices else inputs
         outputs = self.sktformer(*rows, return_dict=True, **kwargs)
@@ -591,12 +548,13 @@ class SKTformerHeadModel(SKTformerPreTrainedModel):
             hidden_states = hidden_states.flatten(0, 1).index_select(0, labelled)
             labels = labels.flatten().index_select(0, labelled)
         logits = self._score(hidden_states, attention_mask)
-        measure, num_items = getattr(self, "_loss_function", self._loss), kwargs.get("num_items_in_batch")
-        loss = None if labels is None else measure(logits, labels, num_items_in_batch=num_items)
-        result = self.output_class(
-            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
-        )
-        return add_matrices(result, outputs)
+        loss = None
+        if labels is not None:
+            options: dict[str, Any] = {"num_items_in_batch": kwargs.get("num_items_in_batch")}
+            if set_by_user := getattr(self, "_loss_function", None):
+                options |= {"pooled_logits": logits, "config": self.config, "vocab_size": self.config.vocab_size}
+            loss = (set_by_user or self._loss)(logits=logits, labels=labels, **options)
+        return SKTformerHeadOutput(loss=loss, logits=logits, **captured_outputs(outputs))
 
     def _flatten_choices(self, *inputs: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         """Make the choices of `(batch_size, num_choices, ...)` rows of the batch."""
@@ -621,7 +579,6 @@ class SKTformerForMaskedLM(SKTformerHeadModel):
 
     _auto_class = "AutoModelForMaskedLM"
     _tied_weights_keys = {"decoder.weight": "sktformer.embeddings.word_embeddings.weight"}
-    output_class = MaskedLMOutput
     can_be_sparse = True
 
     def __init__(self, config: SKTformerConfig):
@@ -682,7 +639,6 @@ class SKTformerForSequenceClassification(SKTformerHeadModel):
     """
 
     _auto_class = "AutoModelForSequenceClassification"
-    output_class = SequenceClassifierOutput
 
     def __init__(self, config: SKTformerConfig):
         super().__init__(config)
@@ -705,7 +661,6 @@ class SKTformerForTokenClassification(SKTformerHeadModel):
     """
 
     _auto_class = "AutoModelForTokenClassification"
-    output_class = TokenClassifierOutput
 
     def __init__(self, config: SKTformerConfig):
         super().__init__(config)
@@ -726,7 +681,6 @@ class SKTformerForMultipleChoice(SKTformerHeadModel):
     """
 
     _auto_class = "AutoModelForMultipleChoice"
-    output_class = MultipleChoiceModelOutput
     takes_choices = True
 
     def __init__(self, config: SKTformerConfig):
@@ -765,7 +719,6 @@ class SKTformerForSequenceMatching(SKTformerHeadModel):
     """
 
     _auto_class = "AutoModelForNextSentencePrediction"
-    output_class = SequenceClassifierOutput
     takes_choices = True
     _score, _loss = SKTformerForSequenceClassification._score, SKTformerForSequenceClassification._loss
 
@@ -816,9 +769,10 @@ class SKTformerForQuestionAnswering(SKTformerPreTrainedModel):
                 First and last token of the answer; a position outside the input is not counted in the loss.
 
         Returns:
-            `QuestionAnsweringModelOutput` with `start_logits` and `end_logits` of shape
+            [`~outputs.SKTformerSpanOutput`] with `start_logits` and `end_logits` of shape
             `(batch_size, sequence_length)`, the lowest finite value at padding.
         """
+        self._check_keywords(kwargs)
         inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
         outputs = self.sktformer(*inputs, return_dict=True, **kwargs)
         logits = self.qa_outputs(self.dropout(outputs.last_hidden_state))
@@ -827,15 +781,11 @@ class SKTformerForQuestionAnswering(SKTformerPreTrainedModel):
         start_logits, end_logits = logits.unbind(dim=-1)
         loss = None
         if start_positions is not None and end_positions is not None:
-            positions = torch.stack([start_positions.flatten(), end_positions.flatten()])
-            positions = positions.masked_fill((positions < 0) | (positions >= logits.shape[1]), IGNORE_INDEX)
-            measure = getattr(self, "_loss_function", cross_entropy)  # as in [`SKTformerHeadModel`], of either end
-            loss = (measure(start_logits, positions[0]) + measure(end_logits, positions[1])) / 2
-        result = QuestionAnsweringModelOutput(
+            ends = (start_logits, end_logits, start_positions, end_positions)
+            loss = getattr(self, "_loss_function", span_loss)(*ends)
+        return SKTformerSpanOutput(
             loss=loss,
             start_logits=start_logits.contiguous(),
             end_logits=end_logits.contiguous(),
-            hidden_states=outputs.hidden_states,
-            attentions=outputs.attentions,
+            **captured_outputs(outputs),
         )
-        return add_matrices(result, outputs)

@@ -120,8 +120,10 @@ class TokenPlaces:
         return None if values is None else _gather(values, self.ranks, dim)
 
     def in_place(self) -> bool:
-        """Whether all padding is on the right, so that nothing moves. Waits for the device."""
-        return torch.equal(self.token_mask, self.token_mask.gather(1, self.ranks))
+        """Whether all padding is on the right, so that nothing moves; unknown in graphs. Waits for the device."""
+        return not torch.compiler.is_compiling() and torch.equal(
+            self.token_mask, self.token_mask.gather(1, self.ranks)
+        )
 
 
 def _gather(values: torch.Tensor, index: torch.Tensor, dim: int) -> torch.Tensor:

@@ -330,7 +330,8 @@ def test_a_misspelt_keyword_is_an_error(model_class):
     inputs = make_inputs()
     with pytest.raises(TypeError, match="no keyword `atention_mask`; did you mean `attention_mask`"):
         model(inputs["input_ids"], atention_mask=inputs["attention_mask"])
-    with pytest.raises(TypeError, match="no keyword `labls`; did you mean `labels`"):
+    hint = r"\." if model_class is SKTformerModel else "; did you mean `labels`"
+    with pytest.raises(TypeError, match=f"no keyword `labls`{hint}"):
         model(**inputs, labls=inputs["input_ids"])
 
 
@@ -341,6 +342,14 @@ def test_a_misspelt_keyword_is_an_error_in_every_head(model_class):
     inputs["atention_mask"] = inputs.pop("attention_mask")
     with pytest.raises(TypeError, match="no keyword `atention_mask`; did you mean `attention_mask`"):
         model(**inputs, **batch.labels(model_class))
+
+
+def test_hints_name_what_the_head_takes():
+    model = make_float32_model(SKTformerForQuestionAnswering)
+    with pytest.raises(TypeError, match="no keyword `start_position`; did you mean `start_positions`"):
+        model(**make_inputs(), start_position=torch.zeros(2))
+    with pytest.raises(TypeError, match=r"no keyword `labels`\."):
+        model(**make_inputs(), labels=torch.zeros(2))
 
 
 def test_a_misspelt_keyword_is_an_error_in_a_forecaster():

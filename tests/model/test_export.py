@@ -89,6 +89,21 @@ def test_graphs_compute_nothing_of_the_full_width(monkeypatch):
     assert not projected
 
 
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_states_that_are_asked_for_compile_with_gradients_and_padding(side):
+    """Whether they were moved, and so have gradients of their own, is not asked in a graph."""
+    model, inputs = make_model(SKTformerForMaskedLM), make_batch([12, 7]).inputs(side, 13)
+    options = {"output_hidden_states": True, "output_attentions": True}
+    expected = model(**inputs, **options)  # first: transformers' hooks that note states are put on outside of graphs
+    compiled = torch.compile(model, backend="eager", fullgraph=True)(**inputs, **options)
+    assert compiled.logits.requires_grad
+    assert_equal(compiled.logits, expected.logits)
+    assert_equal(compiled.hidden_states, expected.hidden_states)
+    assert_equal(compiled.attentions, expected.attentions)
+    graph = torch.export.export(model, (), {**inputs, **options}).module()
+    assert_equal(graph(**inputs, **options).attentions, expected.attentions)
+
+
 def test_layers_compiled_alone_fold_as_the_plain_code_does(monkeypatch):
     model, folded = make_model(SKTformerModel).eval(), []
     forward_folded = ConvolutionStem.forward_folded

@@ -383,6 +383,21 @@ def test_outputs_and_gradients_under_checkpointing():
     assert isinstance(model(past_values=past, return_dict=False), tuple)
 
 
+def test_a_configuration_without_return_dict_gives_tuples(tmp_path):
+    model, past = make_forecaster().float(), make_series().float()
+    model.save_pretrained(tmp_path)
+    loaded = SKTformerForPrediction.from_pretrained(tmp_path, return_dict=False)
+    assert_equal(loaded(past)[0], model(past).prediction_outputs)
+    assert_equal(loaded.predict(past), model.predict(past))
+
+
+def test_time_steps_that_are_landmarks_are_named():
+    model = make_forecaster()
+    positions = model(make_series(), output_attentions=True).landmark_positions
+    expected = [order[order < CONTEXT][:5] for order in model.encoder.landmark_order]
+    assert_equal(positions, [order.expand(4, -1) for order in expected])
+
+
 @pytest.mark.parametrize("channel_independence", [False, True])
 def test_it_compiles_without_a_break(channel_independence):
     model, past = make_forecaster(channel_independence=channel_independence), make_series()

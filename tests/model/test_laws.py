@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.profiler import profile
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_unflatten
 from transformers import BertTokenizer
 
 from modeling_sktformer import (
@@ -144,6 +145,20 @@ def test_heads_pass_on_what_the_encoder_is_asked_for(model_class):
     assert [matrices.shape for matrices in output.feature_attentions] == [(2, 2, 6, 4)] * 2
     assert [positions.shape for positions in output.landmark_positions] == [(2, 5)] * 2
     assert {"landmark_positions", "feature_attentions"}.isdisjoint(model(**inputs))
+    leaves, structure = tree_flatten(output)  # as data parallelism and graphs do
+    assert_equal(dict(tree_unflatten(leaves, structure)), dict(output))
+
+
+def test_landmarks_are_selected_once_for_all_layers(monkeypatch):
+    model, calls = make_model(SKTformerModel, num_hidden_layers=3), []
+
+    def select(*arguments):
+        calls.append(arguments)
+        return select_landmarks(*arguments)
+
+    monkeypatch.setattr("modeling_sktformer.modeling_sktformer.select_landmarks", select)
+    model(**make_batch([12, 7]).inputs())
+    assert len(calls) == 1
 
 
 def test_position_ids_and_embeddings_move_with_their_tokens():
@@ -374,8 +389,11 @@ def test_a_loss_function_that_is_set_is_taken(model_class):
         calls.append((logits, labels, num_items_in_batch))
         return 7 * logits.sum()
 
+    def measure_span(start_logits, end_logits, start_positions, end_positions):
+        return 3.5 * (start_logits + end_logits).sum()
+
     usual = call(model, inputs, **labels).loss
-    model.loss_function = measure
+    model.loss_function = measure_span if model_class is SKTformerForQuestionAnswering else measure
     output = call(model, inputs, **labels, num_items_in_batch=5)
     if model_class is SKTformerForQuestionAnswering:
         assert_equal(output.loss, 3.5 * (output.start_logits + output.end_logits).sum())
@@ -383,6 +401,15 @@ def test_a_loss_function_that_is_set_is_taken(model_class):
         assert_equal(output.loss, 7 * output.logits.sum())
         assert [num_items for *_, num_items in calls] == [5]
     assert output.loss != usual
+
+
+@pytest.mark.parametrize("model_class", [h for h in HEADS if h not in PAIR_HEADS], ids=lambda c: c.__name__)
+def test_the_loss_function_of_transformers_can_be_set(model_class):
+    model, batch = make_model(model_class).train(), make_batch([12, 7])
+    inputs, labels = batch.inputs(), batch.labels(model_class)
+    own = call(model, inputs, **labels).loss
+    model.loss_function = model.loss_function
+    torch.testing.assert_close(call(model, inputs, **labels).loss.double(), own, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -67,11 +67,20 @@ def _whole(task: str) -> Table:
 def _curves(task: str, num_steps: int, is_whole: bool = False) -> Table:
     """Accuracy on the test after so many steps, the first of the paper's training or a short whole one, and others."""
     steps = [step for step in CURVE_STEPS if step <= num_steps]
-    every = ("--eval_strategy", "steps", "--eval_steps", "500", "--save_strategy", "steps", "--save_steps", "500")
-    runs, rates, note = "lra_curves_short", (1e-3, 3e-3, 6e-3), "- A short training has a schedule and rates of its own."
-    if not is_whole:
-        every += ("--lr_scheduler_type", "constant_with_warmup")
-        runs, rates, note = "lra_curves", _RATES, "- The rate does not fall, as it hardly does so early in the paper's."
+    every = ["--eval_strategy", "steps", "--eval_steps", "500", "--save_strategy", "steps", "--save_steps", "500"]
+    runs, rates, note = (
+        "lra_curves",
+        _RATES,
+        "- The rate does not fall, as it hardly does so early in a long run.",
+    )
+    if is_whole:
+        runs, rates, note = (
+            "lra_curves_short",
+            (1e-3, 3e-3, 6e-3),
+            "- A short training has a rate of its own.",
+        )
+    else:
+        every += ["--lr_scheduler_type", "constant_with_warmup"]
     rows = {f"{which} smoother (paper)": f"published.curve.{which}" for which in ("with", "without")}
     measures = [
         _accuracy(f"after {step:,} steps", f"curve.{step}", tuple((row, f"{key}.{step}") for row, key in rows.items()))
