@@ -16,7 +16,7 @@ again goes on with a run that was cut short.
 import sys
 from pathlib import Path
 
-from experiments.arguments import CONFIGURATION, UserError, flag_values, parse_command, run_script
+from experiments.arguments import CONFIGURATION, UserError, explained, flag_values, parse_command, run_script
 from experiments.fine_tuning import check_job, read_metrics, run_job, trial_folders
 from experiments.lra.jobs import LraTrainingArguments, make_job, record_curve
 from experiments.lra.models import LraModelArguments
@@ -52,9 +52,11 @@ def main() -> None:
         parts = load_parts(arguments)
     job = make_job(command, parts)
     check_job(folder, job.identity, training, command.paths())
-    drawn = folder.with_name(f"{folder.name}-examples.png")  # beside the folder, which only training may begin
+    place = folder.resolve()
+    drawn = place.with_name(f"{place.name}-examples.png")  # beside the folder, which only training may begin
     if arguments.draw_examples and training.should_save:
-        drawn.parent.mkdir(parents=True, exist_ok=True)
+        with explained(f"--output_dir {folder} cannot be made"):
+            drawn.parent.mkdir(parents=True, exist_ok=True)
         draw_examples(parts["train"], task, drawn)
     announce_run(command)
     run_job(job, folder, training, recorded_arguments(command.given))

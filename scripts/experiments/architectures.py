@@ -80,9 +80,10 @@ def build_comparable_config(model_type: str, sizes: PreTrainedConfig, **fields: 
     if lacking and (lacking != ["num_attention_heads"] or hasattr(config, "num_attention_heads")):
         raise UserError(f"{what} cannot have these sizes: it does not take {', '.join(lacking)}.")
     config.update(fields)
-    bert = BertConfig(**kept, **fields)
+    bert, alike = BertConfig(**kept, **fields), copy.deepcopy(config)
+    alike.update(length_fields(alike, bert.max_position_embeddings))
     with torch.device("meta"):
-        number, reference = (AutoModelForMaskedLM.from_config(each).num_parameters() for each in (config, bert))
+        number, reference = (AutoModelForMaskedLM.from_config(each).num_parameters() for each in (alike, bert))
     if number > _LARGEST_RATIO * reference:
         sizes_of = f"{number / 1e6:.1f}M parameters, where BERT of these sizes has {reference / 1e6:.1f}M"
         raise UserError(f"{what} would have {sizes_of}: parts of it have sizes of their own.")

@@ -58,7 +58,7 @@ _WEIGHTS = "*.safetensors*"  # of one file, or of several with an index
 class FineTuningArguments(HeadArguments):
     """The arguments of the Trainer, what is run more than once, and what is kept of it."""
 
-    seeds: int = flag(1, "Train with so many seeds from --seed on: median and spread.")
+    seeds: int = flag(1, "Train with so many seeds from --seed on, and say how they spread.")
     search: bool = flag(False, "Try all of the --search_* values, and keep the best.")
     search_epochs: list[float] = flag([4, 10, 20], "Epochs.")
     search_learning_rates: list[float] = flag([5e-5, 1e-4], "Rates.")

@@ -185,6 +185,15 @@ def test_rows_go_on_where_they_were_cut_short(make, stage, tmp_path):
     assert changed == {"ours-100-0.001-2", "first"}
 
 
+def test_flags_of_all_rows_add_to_what_a_row_overrides(make, stage, tmp_path):
+    (tmp_path / "rows.txt").write_text("--run_name ours --config_overrides a=1,b=2\n--run_name theirs\n")
+    make([stage], "--seeds", 0, "--run_flags", "--config_overrides b=3,c=4")
+    logs = {row: (tmp_path / "out" / "first" / f"{row}-100-0.1-0.log").read_text() for row in ("theirs",)}
+    logs["ours"] = (tmp_path / "out" / "first" / "ours-100-0.001-0.log").read_text()
+    assert "--config_overrides=b=2,c=4,a=1" in logs["ours"]
+    assert logs["theirs"].count("--config_overrides") == 1
+
+
 def test_some_rows_are_compared(make, stage, tmp_path):
     text, results = make([stage], "--rows", "theirs", "--seeds", 0)
     assert not list((tmp_path / "out" / "first").glob("ours*"))

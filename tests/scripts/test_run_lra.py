@@ -8,6 +8,7 @@ import re
 import statistics
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -137,7 +138,7 @@ def test_a_run_leaves_a_table_beside_the_paper(run, pictures, capsys):
         (["--task_name", "listops", "--num_generated", "100000"], False),
         (["--task_name", "listops", "--num_generated", "2000"], True),
         (["--task_name", "listops", "--max_depth", "9"], True),
-        (["--task_name", "listops", "--data_dir", "there", "--num_generated", "2000"], False),
+        (["--task_name", "listops", "--data_dir", "there"], False),
         (["--task_name", "pathfinder", "--num_generated", "200000"], False),
         (["--task_name", "pathfinder", "--num_generated", "12000"], True),
         (["--task_name", "retrieval", "--stand_in"], True),
@@ -170,12 +171,26 @@ def test_the_paper_s_setting_stands_beside_its_own_data_and_length_alone(run, tm
     assert json.loads((tmp_path / "long" / "config.json").read_text())["max_position_embeddings"] == 1200
 
 
-def test_an_interrupted_command_goes_on_and_a_finished_one_rests(run, pictures, capsys):
+def test_a_finished_command_rests_and_another_one_is_refused(run, pictures, capsys):
     first = metrics_of(run(*pictures))
     folder = run(*pictures)
     assert metrics_of(folder)["seconds"] == first["seconds"]
     with pytest.raises(UserError, match="another run"):
         run(*pictures, "--noise", 4)
+    with pytest.raises(UserError, match="without --test_curve, and has no curve"):
+        run(*pictures, "--test_curve")
+    for dropout, seconds in ((0.2, None), (0.6, "another run")):
+        flags = ("--model_name_or_path", folder, "--config_overrides", f"hidden_dropout_prob={dropout}")
+        with pytest.raises(UserError, match=seconds) if seconds else nullcontext():
+            run(*pictures, *flags, name="tuned")
+
+
+def test_the_table_says_which_model_is_measured(run, capsys):
+    last = ["--eval_strategy", "no", "--save_strategy", "no", "--load_best_model_at_end", "false"]
+    folder = run(*EXPRESSIONS, *last)
+    assert "one seed. The last model; accuracy" in capsys.readouterr().out
+    run(*EXPRESSIONS, "--model_name_or_path", folder, "--do_eval", name="measured")
+    assert "one seed. The model as it is; accuracy" in capsys.readouterr().out
 
 
 def test_noise_is_measured_beside_the_paper_s(run, pictures, capsys):
@@ -225,15 +240,22 @@ def test_batches_of_like_lengths(run, monkeypatch):
         padded.append(1 - batch["attention_mask"].float().mean().item() if "attention_mask" in batch else 0.0)
         return batch
 
+    counted: list[int] = []
+
+    def count(prediction):
+        counted.append(len(prediction.label_ids))
+        return compute_metrics(prediction)
+
     monkeypatch.setattr("experiments.lra.jobs.collate", note)
+    monkeypatch.setattr("experiments.lra.jobs.compute_metrics", count)
     found = []
     for name, flags in (("mixed", ()), ("grouped", ("--train_sampling_strategy", "group_by_length"))):
         padded.clear()
         folder = run(*EXPRESSIONS, *flags, name=name)
-        found.append((statistics.mean(padded), metrics_of(folder)["eval_test_samples"]))
-    (mixed, number), (grouped, same_number) = found
+        found.append(statistics.mean(padded))
+        assert metrics_of(folder)["eval_test_samples"] == counted[-1] == 3
+    mixed, grouped = found
     assert grouped < 0.8 * mixed
-    assert same_number == number == 3
 
 
 def test_pictures_are_drawn_before_training(run, pictures, tmp_path, monkeypatch):
@@ -314,6 +336,13 @@ def test_self_pretraining_is_gone_on_from(run, model_type):
     assert metrics["eval_masked_loss"] < 7
     assert json.loads((masked / "config.json").read_text())["hidden_dropout_prob"] == 0
     assert not (masked / "lra.md").exists()
+    again = ["--mask_probability", 0.5, "--model_name_or_path", masked]
+    more = run(*EXPRESSIONS, *again, "--masked_dropout", 0.4, name="more")
+    assert json.loads((more / "config.json").read_text())["hidden_dropout_prob"] == 0.4
+    with pytest.raises(UserError, match="another run"):
+        run(*EXPRESSIONS, *again, "--masked_dropout", 0.2, name="more")
+    with pytest.raises(UserError, match=r"hidden_size of the model .* cannot be changed"):
+        run(*EXPRESSIONS, *again, "--config_overrides", "hidden_size=32", name="else")
     folder = run(*EXPRESSIONS, "--model_name_or_path", masked, "--learning_rate", 0, name="tuned")
     assert metrics_of(folder)["started_from"] == "masked"
     learned, tuned = load_file(masked / "model.safetensors"), load_file(folder / "model.safetensors")
@@ -377,6 +406,22 @@ def test_other_encoders_have_the_same_sizes_pooling_and_head(model_type, task_na
         assert torch.allclose(theirs(ids * mask, mask).logits, theirs(ids[..., :100]).logits, atol=1e-5)
 
 
+@pytest.mark.parametrize("model_type", ["big_bird", "yoso"])
+def test_tables_of_positions_are_compared_at_one_length(model_type):
+    arguments = LraModelArguments(model_config=json.dumps(SIZES_OF_THE_PAPER), model_type=model_type)
+    assert build_model(arguments, TASKS["text"], 1000, True, seed=0).config.max_position_embeddings == 1000
+
+
+def test_a_linear_nystromformer_takes_its_own_length_alone(tmp_path):
+    arguments = LraModelArguments(model_config=json.dumps(SIZES), model_type="nystromformer")
+    build_model(arguments, TASKS["text"], 64, False, seed=0).save_pretrained(tmp_path)
+    saved = LraModelArguments(model_name_or_path=str(tmp_path))
+    assert build_model(saved, TASKS["text"], 64, False, seed=0).config.num_landmarks == 32
+    for length, is_padded in ((64, True), (32, False)):
+        with pytest.raises(UserError, match="was made for inputs of 64 values each"):
+            build_model(saved, TASKS["text"], length, is_padded, seed=0)
+
+
 @pytest.mark.parametrize("length", [100, 101, 128])
 def test_nystromformer_is_linear_at_any_length(length):
     arguments = LraModelArguments(model_config=json.dumps(SIZES), model_type="nystromformer")
@@ -404,6 +449,12 @@ def test_bad_arguments_are_named(run, pictures, tmp_path):
         ([*pictures, "--mask_probability", "1.5"], "between 0 and 1"),
         ([*pictures, "--masked_dropout", "1"], "--masked_dropout is 1; it must be"),
         ([*pictures, "--mask_probability", "0.5", "--test_curve"], "leave one out"),
+        ([*pictures, "--num_generated", "500"], "--num_generated: nothing is made here"),
+        ([*pictures, "--dataset_revision", "main"], "--dataset_revision: nothing is read from the Hub"),
+        (["--task_name", "listops", "--data_dir", tmp_path, "--max_depth", 3], "--max_depth says what is made"),
+        (["--task_name", "listops", "--data_dir", tmp_path / "pictures.npz"], "is a file; give the folder with basic"),
+        ([*pictures, "--model_name_or_path", "x", "--model_type", "bert"], "--model_type bert: --model_name_or_path"),
+        ([*EXPRESSIONS, "--cache_dir", tmp_path / "pictures.npz"], "--cache_dir .* cannot be made"),
     ):
         with pytest.raises(UserError, match=message):
             run(*flags)

@@ -16,7 +16,7 @@ _TEXT = (
     "`configuration/lra/%s.yaml`. {data}."
 )
 _NOTES = (
-    "- Accuracy over all test examples, of the model that is best on validation where the column names no step.",
+    "- Accuracy of the model that is best on validation where the column names no step.",
     "- Every architecture has the same sizes, pools by the mean and has the same head.",
     "- FNet takes no mask: where inputs are padded, its answers depend on the batch. Nystromformer is linear where "
     "none is, and has full attention where some are.",
@@ -71,7 +71,7 @@ def _curves(task: str, num_steps: int, is_whole: bool = False) -> Table:
     runs, rates, note = (
         "lra_curves",
         _RATES,
-        "- The rate does not fall, as it hardly does so early in a long run.",
+        "- Behind the warm-up the rate stays what it is.",
     )
     if is_whole:
         runs, rates, note = (

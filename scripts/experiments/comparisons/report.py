@@ -61,13 +61,14 @@ def write_table(
     header, cells = ["", *(c.title for c in columns)], [[row, *(c.cell(row) or "-" for c in columns)] for row in names]
     beaten = _describe_floors(table.stages[-1], columns)
     over = "Mean and standard deviation over seeds" if len(seeds) > 1 else "One seed,"
+    partial = ["- Not on all of the data: the command has limits."] * any(m.get("is_partial") for m in measured)
     statistics_note = f"- {over} {', '.join(map(str, seeds))}; of times the median."
     paragraphs = [
         f"# {table.title}",
         table.text.format(*recipes, data=_describe_data(given, measured)),
         "\n".join(format_table(header, cells)),
         f"Best: {'; '.join(best)}.",
-        "\n".join([statistics_note, *_describe_searches(table.stages, outcomes), *beaten, *table.notes]),
+        "\n".join([statistics_note, *_describe_searches(table.stages, outcomes), *beaten, *partial, *table.notes]),
         "\n".join(_plot(name, table, columns, last, folder)),
         format_origin(environments[0], command_line(), commits),
     ]

@@ -259,7 +259,10 @@ class _StageRuns:
         recipes = [str(CONFIGURATION / path) for path in self.stage.recipes]
         flags = ["--recipe", *recipes] if recipes else []
         flags += recipe_to_flags({flag: value for flag, value in self.given.items() if flag in self.stage.data})
-        flags += [*case.flags, *shlex.split(self.arguments.run_flags), *row, "--seed", str(seed)]
+        further = shlex.split(self.arguments.run_flags)
+        flags += [*case.flags, *further, *row, "--seed", str(seed)]
+        # Where both say it, the row would win, and the rows would differ in more than they say.
+        flags += recipe_to_flags(join_overrides(flag_values(further), flag_values(row)))
         flags += [] if case.max_steps is None else ["--max_steps", str(case.max_steps)]
         flags += [] if rate is None else ["--learning_rate", f"{rate:g}"]
         words = [name, case.key, "" if rate is None else f"{rate:g}", str(seed)]

@@ -91,6 +91,14 @@ def split_images(arrays: Any, source: str) -> dict[str, Examples]:
     if len(train) < _HELD_OUT:
         raise UserError(f"{source} has {len(train)} training pictures; give at least {_HELD_OUT}.")
     for part, pictures, labels in (("train", train, train_labels), ("test", test, test_labels)):
+        if pictures.ndim == 4 and pictures.shape[-1] == 1:
+            pictures = pictures[..., 0]
+        if pictures.ndim == 4 and pictures.shape[-1] != len(_LUMA):
+            raise UserError(
+                f"{source} has pictures of shape {pictures.shape[1:]}; colours stand last, red, green, blue."
+            )
+        if not len(pictures):
+            raise UserError(f"{source} has no picture for {part}.")
         lowest, highest = (of(initial=0) for of in (pictures.min, pictures.max))
         if not (0 <= lowest and highest <= 255) or (pictures.dtype.kind == "f" and highest <= 1):
             raise UserError(f"{source} has pixels from {lowest:g} to {highest:g}; they must be whole, from 0 to 255.")

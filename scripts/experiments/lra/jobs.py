@@ -98,13 +98,14 @@ def make_job(command: Command, parts: Mapping[str, Examples]) -> Job:
             "task": arguments.task_name,
             "data": {part: examples.fingerprint() for part, examples in splits.items()},
             "checkpoint": fingerprint_checkpoint(name) if name else describe_config(model),
-            "config": model_arguments.model_config if name else None,
+            "config": describe_config(model) if name else None,
             "mask_probability": training.mask_probability,
         },
         facts={
             "started_from": Path(name).name if name else "scratch",
             "is_partial": arguments.is_partial,
             "source": splits["test"].source,
+            "measured": _describe_choice(training),
             "max_length": arguments.length,
             "noise": arguments.noise,
             "published": published_figures(arguments.task_name, model.config, arguments.noise, is_whole),
@@ -114,9 +115,22 @@ def make_job(command: Command, parts: Mapping[str, Examples]) -> Job:
     )
 
 
+def _describe_choice(training: LraTrainingArguments) -> str:
+    """Which model of a run is measured."""
+    if not training.do_train:
+        return "The model as it is"
+    return f"The {'checkpoint that is best on validation' if training.load_best_model_at_end else 'last model'}"
+
+
 def record_curve(folder: Path) -> None:
-    """Write into a trial's metrics the test accuracy after each evaluation, by its step: `curve`."""
+    """
+    Write into a trial's metrics the test accuracy after each evaluation, by its step: `curve`. A `UserError` if not
+    all evaluations have measured it.
+    """
     metrics, key = read_metrics(folder), "eval_test_accuracy"
     found = {str(entry["step"]): entry[key] for entry in metrics["history"] if key in entry}
+    if len(found) < sum("eval_accuracy" in entry for entry in metrics["history"]):
+        remedy = "choose another folder, or pass --overwrite"
+        raise UserError(f"{folder} was trained, at least in part, without --test_curve, and has no curve; {remedy}.")
     if found and "curve" not in metrics:
         write_json(folder / METRICS_FILE, metrics | {"curve": found})

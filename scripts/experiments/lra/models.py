@@ -42,6 +42,8 @@ class LraModelArguments(SizedModelArguments):
     )
 
     def __post_init__(self) -> None:
+        if self.model_name_or_path and self.model_type != _SKTFORMER:
+            raise UserError(f"--model_type {self.model_type}: --model_name_or_path has a type; leave one of them out.")
         if self.masked_dropout is not None and not 0 <= self.masked_dropout < 1:
             raise UserError(f"--masked_dropout is {self.masked_dropout:g}; it must be at least 0 and less than 1.")
 
@@ -109,8 +111,8 @@ def build_config(
     with explained(f"No {arguments.model_type} can be made of these fields"):
         sizes: PreTrainedConfig = SKTformerConfig(**own, **fields)
         override_fields(sizes, known_overrides(sizes, overrides))
-        if is_masked_lm and arguments.masked_dropout is not None:
-            sizes.update({name: arguments.masked_dropout for name in vars(sizes) if name.endswith("_dropout_prob")})
+        if is_masked_lm:
+            _set_masked_dropout(sizes, arguments)
         sizes.validate()
         config = sizes
         if arguments.model_type != _SKTFORMER:
@@ -142,6 +144,11 @@ def build_model(
         model = _load_model(arguments, task, is_masked_lm)
     if (longest := longest_input(model) or max_length) < max_length:
         raise UserError(f"The model {name} takes {longest} tokens, not {max_length}; give --max_seq_length {longest}.")
+    fixed = getattr(model.config, "segment_means_seq_len", None)  # of a Nystromformer that is linear in the length
+    if fixed and model.config.num_landmarks < fixed and (is_padded or max_length != fixed):
+        raise UserError(
+            f"The model {name} was made for inputs of {fixed} values each, and takes neither others nor padding."
+        )
     return model
 
 
@@ -155,26 +162,35 @@ def _load_model(arguments: LraModelArguments, task: Task, is_masked_lm: bool) ->
     if is_masked_lm:
         if not guesses_values(config):
             raise UserError(f"The model {name} classifies; --mask_probability makes a new model, or goes on with its.")
-        return AutoModelForMaskedLM.from_pretrained(name)
     is_headless = guesses_values(config)
     if is_headless:
-        config.update(_label_fields(task))
+        config.update({} if is_masked_lm else _label_fields(task))
     elif (labels := tuple(config.id2label.values())) != task.labels:
         raise UserError(f"The model {name} was not made for {task.title}: it tells {', '.join(labels)} apart.")
     # What a recipe of fine-tuning says about dropout holds, and not what one of pre-training said.
     config.update({key: value for key, value in arguments.fields().items() if "dropout" in key})
+    if is_masked_lm:
+        _set_masked_dropout(config, arguments)
     trained = config.to_dict()
     override_fields(config, known_overrides(config, arguments.config_overrides))
     if changed := [key for key, value in config.to_dict().items() if value != trained[key] and "dropout" not in key]:
         raise UserError(
             f"--config_overrides: {', '.join(changed)} of the model {name} cannot be changed; leave it out."
         )
+    if is_masked_lm:
+        return AutoModelForMaskedLM.from_pretrained(name, config=config)
     if is_headless and config.model_type != _SKTFORMER:
         config.per_example = task.per_example
         model = EncoderForSequences(config)
         model.encoder = AutoModel.from_pretrained(name, config=config)
         return model
     return _class_for(config, task).from_pretrained(name, config=config)
+
+
+def _set_masked_dropout(config: PreTrainedConfig, arguments: LraModelArguments) -> None:
+    """What self-pretraining says about dropout."""
+    if (dropout := arguments.masked_dropout) is not None:
+        config.update({name: dropout for name in vars(config) if name.endswith("_dropout_prob")})
 
 
 def takes_mask(model: PreTrainedModel) -> bool:

@@ -16,7 +16,7 @@ from experiments.results import command_line, format_origin, format_table, write
 
 THIS, SETTING = "this model", "these r, s1, s2 and parts, fixed recipe (paper)"
 # What a number is of.
-_KEPT = ("job", "model_type", "parameters", "started_from", "max_length", "noise", "is_partial", "source")
+_KEPT = ("job", "model_type", "parameters", "started_from", "max_length", "noise", "is_partial", "source", "measured")
 
 
 def write_report(folder: Path, task: Task, metrics: Mapping[str, Any]) -> str:
@@ -49,8 +49,7 @@ def write_report(folder: Path, task: Task, metrics: Mapping[str, Any]) -> str:
         [
             f"# Long Range Arena, {task.title}",
             f"{metrics['model_type']}, {metrics['parameters']:,} parameters, started from {metrics['started_from']}; "
-            f"{runs}. The checkpoint that is best on validation; accuracy in percent, every test example counted "
-            "once.",
+            f"{runs}. {metrics['measured']}; accuracy in percent, every test example counted once.",
             "\n".join(format_table(["", "accuracy", "length", "measured on", "data"], rows)),
             format_origin(environment, command_line(), [environment["commit"]]),
         ],

@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from experiments.arguments import UserError, flag, require_at_least
+from experiments.arguments import UserError, explained, flag, require_at_least
 from experiments.lra import images, listops, pathfinder, texts
 from experiments.lra.examples import Examples
 from experiments.lra.published import LENGTHS, TASK_NAMES
@@ -55,6 +55,12 @@ class LraArguments:
         for name, of in only.items():
             if getattr(self, name) != getattr(LraArguments, name) and self.task_name != of:
                 raise UserError(f"--{name} is for --task_name {of}; leave it out.")
+            if getattr(self, name) != getattr(LraArguments, name) and of == "listops" and self.data_dir:
+                raise UserError(f"--{name} says what is made, and --data_dir what is read; leave one of them out.")
+        if self.num_generated and (self.data_dir or not (self.task_name in _COUNTS or self.stand_in)):
+            raise UserError("--num_generated: nothing is made here; leave it out.")
+        if self.dataset_revision and (self.data_dir or not task.hub):
+            raise UserError("--dataset_revision: nothing is read from the Hub here; leave it out.")
         if self.draw_examples and not task.is_picture:
             raise UserError(f"--draw_examples: {task.title} has no pictures; leave it out.")
         if self.noise > 255:
@@ -73,7 +79,7 @@ class LraArguments:
         """Whether not all examples are used, or others are made than the benchmark has."""
         is_other = not self.data_dir and (
             self.stand_in
-            or self.num_generated not in (None, _COUNTS.get(self.task_name, self.num_generated))
+            or self.num_generated not in (None, _COUNTS.get(self.task_name))
             or any(getattr(self, name) != getattr(LraArguments, name) for name in _LIMITS)
         )
         return is_other or any((self.max_train_samples, self.max_eval_samples, self.max_predict_samples))
@@ -92,8 +98,11 @@ class LraArguments:
         return Path(self.data_dir).expanduser() if self.data_dir else None
 
     def made(self, name: str) -> Path:
-        """Where data that are made are kept."""
-        return Path(self.cache_dir or CACHE) / name
+        """Where data that are made are kept; a `UserError` if nothing can be."""
+        folder = Path(self.cache_dir or CACHE)
+        with explained(f"--cache_dir {folder} cannot be made"):
+            folder.mkdir(parents=True, exist_ok=True)
+        return folder / name
 
 
 @dataclass(frozen=True)
@@ -152,6 +161,8 @@ def load_parts(arguments: LraArguments) -> dict[str, Examples]:
 
 def _read_listops(arguments: LraArguments) -> dict[str, Examples]:
     folder = arguments.path()
+    if folder and folder.is_file():
+        raise UserError(f"--data_dir {folder} is a file; give the folder with {', '.join(listops.FILES.values())}.")
     if folder is None:
         numbers = [getattr(arguments, name) for name in _LIMITS]
         limits, count = listops.ListOpsLimits(*numbers), arguments.num_generated or _COUNTS["listops"]
