@@ -75,6 +75,7 @@ CODE = {
     "lengthening.py",
     "losses.py",
     "modeling_sktformer.py",
+    "outputs.py",
     "position_batch_norm.py",
     "sequences.py",
     "smoothing.py",
