@@ -194,6 +194,14 @@ def test_flags_of_all_rows_add_to_what_a_row_overrides(make, stage, tmp_path):
     assert logs["theirs"].count("--config_overrides") == 1
 
 
+def test_tables_say_where_data_are_limited(make, stage, tmp_path):
+    note = "- Some of these runs use a part of their data."
+    assert note not in make([stage], "--seeds", 0)[0]
+    script = tmp_path / "script.py"
+    script.write_text(script.read_text().replace('"unigram_loss": 6.5', '"unigram_loss": 6.5, "is_partial": True'))
+    assert note in make([stage], "--seeds", 1)[0]
+
+
 def test_some_rows_are_compared(make, stage, tmp_path):
     text, results = make([stage], "--rows", "theirs", "--seeds", 0)
     assert not list((tmp_path / "out" / "first").glob("ours*"))

@@ -185,6 +185,13 @@ def test_a_finished_command_rests_and_another_one_is_refused(run, pictures, caps
             run(*pictures, *flags, name="tuned")
 
 
+def test_a_curve_of_the_last_model_is_recorded(run, pictures):
+    flags = ["--load_best_model_at_end", "false", "--save_strategy", "no", "--num_train_epochs", 2, "--test_curve"]
+    metrics = metrics_of(run(*pictures, *flags))
+    assert list(metrics["curve"]) == ["5", "10"]
+    assert metrics["curve"]["10"] == metrics["eval_test_accuracy"]
+
+
 def test_the_table_says_which_model_is_measured(run, capsys):
     last = ["--eval_strategy", "no", "--save_strategy", "no", "--load_best_model_at_end", "false"]
     folder = run(*EXPRESSIONS, *last)

@@ -68,18 +68,10 @@ def _curves(task: str, num_steps: int, is_whole: bool = False) -> Table:
     """Accuracy on the test after so many steps, the first of the paper's training or a short whole one, and others."""
     steps = [step for step in CURVE_STEPS if step <= num_steps]
     every = ["--eval_strategy", "steps", "--eval_steps", "500", "--save_strategy", "steps", "--save_steps", "500"]
-    runs, rates, note = (
-        "lra_curves",
-        _RATES,
-        "- Behind the warm-up the rate stays what it is.",
-    )
     if is_whole:
-        runs, rates, note = (
-            "lra_curves_short",
-            (1e-3, 3e-3, 6e-3),
-            "- A short training has a rate of its own.",
-        )
+        runs, rates, note = "lra_curves_short", (1e-3, 3e-3, 6e-3), "- A short training has rates of its own."
     else:
+        runs, rates, note = "lra_curves", _RATES, "- Behind the warm-up the rate stays what it is."
         every += ["--lr_scheduler_type", "constant_with_warmup"]
     rows = {f"{which} smoother (paper)": f"published.curve.{which}" for which in ("with", "without")}
     measures = [
@@ -121,10 +113,7 @@ def _self_pretraining(task: str) -> Table:
     return _table(task, "masked self-pretraining on its own training inputs", *stages)
 
 
-TABLES = {
-    "lra_curves_image_1000": _curves("image", 1000, is_whole=True),
-    "lra_noise": _noise(),
-}
+TABLES = {"lra_curves_image_1000": _curves("image", 1000, is_whole=True), "lra_noise": _noise()}
 for _task in TASK_NAMES:
     TABLES |= {
         f"lra_{_task}": _whole(_task),

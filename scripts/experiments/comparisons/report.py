@@ -61,7 +61,7 @@ def write_table(
     header, cells = ["", *(c.title for c in columns)], [[row, *(c.cell(row) or "-" for c in columns)] for row in names]
     beaten = _describe_floors(table.stages[-1], columns)
     over = "Mean and standard deviation over seeds" if len(seeds) > 1 else "One seed,"
-    partial = ["- Not on all of the data: the command has limits."] * any(m.get("is_partial") for m in measured)
+    partial = ["- Some of these runs use a part of their data."] * any(m.get("is_partial") for m in measured)
     statistics_note = f"- {over} {', '.join(map(str, seeds))}; of times the median."
     paragraphs = [
         f"# {table.title}",

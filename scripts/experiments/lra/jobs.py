@@ -129,7 +129,7 @@ def record_curve(folder: Path) -> None:
     """
     metrics, key = read_metrics(folder), "eval_test_accuracy"
     found = {str(entry["step"]): entry[key] for entry in metrics["history"] if key in entry}
-    if len(found) < sum("eval_accuracy" in entry for entry in metrics["history"]):
+    if len(found) < len({entry["step"] for entry in metrics["history"] if "eval_accuracy" in entry}):
         remedy = "choose another folder, or pass --overwrite"
         raise UserError(f"{folder} was trained, at least in part, without --test_curve, and has no curve; {remedy}.")
     if found and "curve" not in metrics:
