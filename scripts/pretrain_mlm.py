@@ -26,6 +26,7 @@ from transformers.trainer_pt_utils import AcceleratorConfig
 from experiments import models
 from experiments import training as progress
 from experiments.arguments import CONFIGURATION, Command, UserError, parse_command, run_script
+from experiments.counting import count_encoder
 from experiments.results import describe_environment
 from experiments.run_folder import check_run_folder, find_checkpoint, recorded_arguments
 from experiments.text.blocks import MASKED_LM_TOKENS, Blocks, MaskedLMArguments, load_blocks, train_tokenizer_once
@@ -145,6 +146,10 @@ def train(
     if training.do_train:
         checkpoint = training.resume_from_checkpoint or find_checkpoint(str(training.output_dir))
         metrics |= trainer.train(resume_from_checkpoint=checkpoint).metrics | timer.metrics()
+        batch_size = training.per_device_train_batch_size
+        counted = count_encoder(model, batch_size, mlm_arguments.max_seq_length)
+        if counted is not None:
+            metrics["step_multiply_adds"] = counted * progress.global_batch(training) / batch_size
     metrics |= {
         **(trainer.last_evaluation() or trainer.evaluate()),
         "unigram_loss": blocks.unigram_loss,

@@ -10,8 +10,9 @@ import torch
 from torch import nn
 
 import benchmark
-from experiments.benchmark.counts import OperatorCounter, count_layer, count_row, count_step
-from experiments.benchmark.models import Setting, Workload
+from experiments.benchmark.counts import count_layer, count_row, count_step
+from experiments.benchmark.models import Setting, Workload, build_config, build_model
+from experiments.counting import OperatorCounter, count_encoder
 
 
 SETTING = Setting(num_layers=None, precision="bfloat16", compile=False, device="meta")
@@ -28,6 +29,13 @@ def count(function, *shapes, dtype=torch.float32):
     with OperatorCounter() as counter:
         function(*tensors)
     return counter
+
+
+def count_layers(work: Workload, num_layers: int) -> float:
+    """Count the encoder of a model of so many layers."""
+    found = count_encoder(build_model(work.model, build_config(work, num_layers)), work.batch_size, work.length)
+    assert found is not None
+    return found
 
 
 def test_a_linear_layer_by_hand():
@@ -112,6 +120,34 @@ def test_masks_cost_something(name):
     assert masked["forward_operators"] > plain["forward_operators"]
     assert masked["other_bytes"] > plain["other_bytes"]
     assert masked["multiply_adds"] == plain["multiply_adds"]
+
+
+@pytest.mark.parametrize("name", ["sktformer", "bert-sdpa", "nystromformer", "fnet"])
+def test_an_encoder_is_counted_as_its_layers(name):
+    work = replace(workload(name), positions=64)
+    layer = count_layer(work, replace(SETTING, precision="float32"))["multiply_adds"]
+    one, three = (count_layers(work, layers) for layers in (1, 3))
+    assert three - one == pytest.approx(2 * NUM_TOKENS * layer, rel=1e-9)
+
+
+def test_windows_are_counted_without_global_tokens():
+    work = replace(workload("longformer"), length=512)
+    one, three = (count_layers(work, layers) for layers in (1, 3))
+    projections = 4 * WIDTH**2 + 2 * WIDTH * INNER
+    full = projections + 2 * 512 * WIDTH
+    # Blocks of a window on either side compute more scores than full attention of 512 tokens has.
+    assert 3 * projections < (three - one) / (2 * 4 * 512) < 3 * 2 * full
+
+
+def test_an_encoder_that_needs_values_is_not_counted(monkeypatch):
+    model = build_model("fnet", build_config(replace(workload("fnet"), positions=64), 1))
+    forward = type(model.base_model).forward
+
+    def forward_by_values(self, input_ids):
+        return forward(self, input_ids[:, : input_ids.max().item() + 2.5])
+
+    monkeypatch.setattr(type(model.base_model), "forward", forward_by_values)
+    assert count_encoder(model, 4, 64) is None
 
 
 def test_what_takes_no_mask_says_so():

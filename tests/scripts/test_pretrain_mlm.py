@@ -92,6 +92,7 @@ def test_a_run_leaves_a_model_that_fills_masks(tmp_path, recipe, monkeypatch, ca
     assert metrics["eval_perplexity"] == pytest.approx(math.exp(metrics["eval_loss"]))
     assert metrics["unigram_perplexity"] == pytest.approx(math.exp(metrics["unigram_loss"]))
     assert metrics["seed"] == 3
+    assert metrics["step_multiply_adds"] > 0
     assert metrics["environment"]["torch"]
     assert (folder / "loss.png").read_bytes().startswith(b"\x89PNG")
     fill_mask = pipeline("fill-mask", model=str(folder))

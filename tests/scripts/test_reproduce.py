@@ -20,7 +20,7 @@ from experiments import runs
 from experiments.analyses import lengthening
 from experiments.arguments import UserError
 from experiments.comparisons import report
-from experiments.comparisons.stages import Case, Measure, Stage, Table
+from experiments.comparisons.stages import Case, Curve, Measure, Stage, Table
 from experiments.comparisons.tables import TABLES
 from experiments.glue.tasks import TASKS
 from experiments.results import ResultsArguments
@@ -145,12 +145,26 @@ def test_of_one_seed_there_is_no_mean(make, stage, monkeypatch):
     assert titles[3:] == ["A table\nmean and standard deviation"]
 
 
+def test_curves_know_what_they_are_drawn_against():
+    metrics = {"history": [{"step": 10, "eval_loss": 6.0}, {"loss": 1.0}, {"step": 5, "eval_loss": 7.0}]}
+    assert Curve().points(metrics) == [(5, 7.0), (10, 6.0)]
+    timed = Curve(against="minutes of training")
+    assert timed.points(metrics | {"step_time_ms": 6000}) == [(0.5, 7.0), (1.0, 6.0)]
+    assert timed.points(metrics | {"step_time_ms": 6000}, minutes=3) == [(1.5, 7.0), (3.0, 6.0)]
+    counted = Curve(against="trillion multiply-adds")
+    assert counted.points(metrics | {"step_multiply_adds": 4e11}) == [(2.0, 7.0), (4.0, 6.0)]
+    assert counted.points(metrics) == []
+
+
 def test_curves_are_drawn_against_steps_and_time_and_scores_by_row(make, stage, tmp_path, monkeypatch):
     (case, _), curve = stage.cases, stage.curves[0]
     text, _ = make([replace(stage, cases=(case,), curves=(curve, replace(curve, against="minutes of training")))])
     for name in ("test.png", "test-minutes-of-training.png"):
         assert f"({name})" in text
         assert (tmp_path / "results" / name).read_bytes().startswith(b"\x89PNG")
+    counted = replace(stage, cases=(case,), curves=(replace(curve, against="trillion multiply-adds"),))
+    text, _ = make([counted])
+    assert ".png" not in text  # the runs have not counted any
     drawn = []
     monkeypatch.setattr(report, "plot_task_scores", lambda *args: drawn.append(args))
     measures = (Measure("measured", "eval_loss"), Measure("published", "score", pooled=True), stage.measures[0])

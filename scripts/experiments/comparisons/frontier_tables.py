@@ -25,10 +25,14 @@ _FRONTIER = replace(
     runs="frontier.txt",
     recipes=("pretrain/compare.yaml", "pretrain/frontier.yaml"),
     cases=tuple(map(_frontier_case, (512, 2048, 4096))),
-    measures=(PRETRAINING.measures[1], Measure("steps", "step", "highest", format=",.0f")),
+    measures=(
+        PRETRAINING.measures[1],
+        Measure("steps", "step", "highest", format=",.0f"),
+        Measure("billion multiply-adds a step", "step_multiply_adds", "lowest", format=",.1f", factor=1e-9),
+    ),
     search_steps=200,
     one_rate=True,
-    curves=(Curve(against="minutes of training"), Curve()),
+    curves=(Curve(against="minutes of training"), Curve(), Curve(against="trillion multiply-adds")),
 )
 # How a head reads a sequence, and at which rate it learns: of the checkpoints that authorship starts from.
 _POOLING = replace(
@@ -62,6 +66,8 @@ TABLES = {
         (_FRONTIER,),
         (
             "- Steps are timed without evaluations, in short runs before these.",
+            "- Multiply-adds are those of the encoder in forward and backward pass, counted as on a GPU: a cost that "
+            "no machine or load changes.",
             "- The time is short: rows near the unigram frequencies have hardly begun to learn; where they would end "
             "is not said here.",
         ),

@@ -95,16 +95,23 @@ class Curve:
     key: str = "eval_loss"  # in entries of the history
     label: str = "loss (nats per masked token)"
     factor: float = 1.0  # times what they say
-    against: Literal["step", "minutes of training"] = "step"
+    against: Literal["step", "minutes of training", "trillion multiply-adds"] = "step"
     # Curves that are not run: their names, and where the metrics of the others have their values by step.
     baselines: tuple[tuple[str, str], ...] = ()
 
     def points(self, metrics: Mapping[str, Any], minutes: float | None = None) -> list[tuple[float, float]]:
-        """Of one run, in order; minutes are shares of those that it was given, or steps times their median time."""
+        """
+        Of one run, in order; minutes are shares of those that it was given, or steps times their median time.
+
+        None where what it is drawn against was not measured.
+        """
         found = {e["step"]: self.factor * e[self.key] for e in metrics["history"] if self.key in e}
-        step_minutes = minutes / max(found) if minutes and found else metrics.get("step_time_ms", 0.0) / 60_000
-        scale = 1.0 if self.against == "step" else step_minutes
-        return [(scale * step, value) for step, value in sorted(found.items())]
+        scale = 1.0
+        if self.against == "minutes of training":
+            scale = minutes / max(found) if minutes and found else metrics.get("step_time_ms", 0.0) / 60_000
+        elif self.against == "trillion multiply-adds":
+            scale = metrics.get("step_multiply_adds", 0.0) / 1e12
+        return [(scale * step, value) for step, value in sorted(found.items()) if scale]
 
 
 @dataclass(frozen=True)
