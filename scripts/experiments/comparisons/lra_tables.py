@@ -71,7 +71,8 @@ def _curves(task: str, num_steps: int, is_whole: bool = False) -> Table:
     if is_whole:
         runs, rates, note = "lra_curves_short", (1e-3, 3e-3, 6e-3), "- A short training has rates of its own."
     else:
-        runs, rates, note = "lra_curves", _RATES, "- Behind the warm-up the rate stays what it is."
+        runs = "lra_curves_listops" if task == "listops" else "lra_curves"
+        rates, note = _RATES, "- Behind the warm-up the rate stays what it is."
         every += ["--lr_scheduler_type", "constant_with_warmup"]
     rows = {f"{which} smoother (paper)": f"published.curve.{which}" for which in ("with", "without")}
     measures = [
