@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForNextSentencePrediction, AutoModelForSequenceClassification, EvalPrediction
 
 import run_lra
-from experiments.arguments import CONFIGURATION, UserError, parse_command
+from experiments.arguments import CONFIGURATION, UserError, flag_values, parse_command
 from experiments.comparisons.lra_tables import TABLES
 from experiments.fine_tuning import predict
 from experiments.lra.examples import Examples, collate
@@ -550,6 +550,18 @@ def test_published_incoherence_is_of_its_rank_and_stage():
     assert (text["rank 32, before"], text["rank 16, after"]) == (2.75, 3.23)
     assert (pathfinder["rank 32, after"], pathfinder["rank 16, before"]) == (1.99, 4.88)
     assert published_incoherence("image") == {}
+
+
+def test_curves_of_listops_have_a_higher_rate_too():
+    (stage,) = TABLES["lra_curves_listops"].stages
+    rates = {name: flag_values(row).get("learning_rate") for name, row in stage.rows().items()}
+    recipe = stage.recipe()["learning_rate"]
+    for end in ("", "-without-smoother"):
+        assert float(rates[f"SKTformer{end}"]) == float(recipe) == 1e-4
+        assert float(rates[f"SKTformer-1e-3{end}"]) == 1e-3
+    others = set(rates) - {f"SKTformer{rate}{end}" for rate in ("", "-1e-3") for end in ("", "-without-smoother")}
+    assert others == {"BERT", "FNet", "Nystromformer"} and not any(map(rates.get, others))
+    assert "SKTformer-1e-3" not in TABLES["lra_curves_text"].stages[0].rows()
 
 
 def test_columns_have_the_paper_s_figures():
