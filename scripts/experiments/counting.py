@@ -125,15 +125,15 @@ def count_encoder(model: PreTrainedModel, batch_size: int, length: int) -> float
     Count the multiply-adds of a training step, without the optimizer's part, of what stands below a model's head.
 
     Of a batch without padding, on any machine as on a GPU. Heads are left out: they read as many tokens as are masked,
-    whatever stands below them. `None` of an encoder that needs values to know what it computes.
+    whatever stands below them. `None` of an encoder that needs values to know what it computes, or to be made.
     """
-    with torch.device("meta"):
-        encoder: Any = type(model.base_model)(copy.deepcopy(model.config)).train()
-        tokens = torch.zeros(batch_size, length, dtype=torch.long)
     # Some ask whether a token is special, as one that attends to all, others whether the mask keeps every token; the
     # wrong answer leads to what meta tensors do not have. Sizes may be computed by tensors, which are no meta tensors.
     for answer in (False, True):
         try:
+            with torch.device("meta"):
+                encoder: Any = type(model.base_model)(copy.deepcopy(model.config)).train()
+                tokens = torch.zeros(batch_size, length, dtype=torch.long)
             with FusedAttention(), OperatorCounter(answer) as counter:
                 states = encoder(input_ids=tokens)[0]
                 states.backward(torch.empty_like(states))
@@ -145,6 +145,7 @@ def count_encoder(model: PreTrainedModel, batch_size: int, length: int) -> float
 
 
 def storage_of(tensor: torch.Tensor) -> int:
+    """What tensors that share their memory have in common."""
     return tensor.untyped_storage()._cdata
 
 

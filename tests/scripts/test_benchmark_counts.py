@@ -146,7 +146,15 @@ def test_an_encoder_that_needs_values_is_not_counted(monkeypatch):
     def forward_by_values(self, input_ids):
         return forward(self, input_ids[:, : input_ids.max().item() + 2.5])
 
-    monkeypatch.setattr(type(model.base_model), "forward", forward_by_values)
+    assert count_encoder(model, 4, 64) is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(type(model.base_model), "forward", forward_by_values)
+        assert count_encoder(model, 4, 64) is None
+
+    def make_by_values(self, config):
+        raise RuntimeError("Tensor.item() cannot be called on meta tensors")
+
+    monkeypatch.setattr(type(model.base_model), "__init__", make_by_values)
     assert count_encoder(model, 4, 64) is None
 
 
