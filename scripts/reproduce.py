@@ -37,14 +37,12 @@ def main() -> None:
     arguments, _, results = command.groups
     if arguments.table not in TABLES:
         raise UserError(f"There is no table {arguments.table}; the tables are {', '.join(TABLES)}.")
-    table = TABLES[arguments.table]
-    if arguments.rows is not None:
-        table = table.with_rows(arguments.rows)
+    table = TABLES[arguments.table].with_arguments(arguments)
     taken = {flag for stage in table.stages for flag in stage.data}
     given = {name: value for name, value in command.given.items() if name in (*TEXT, "data_dir", "test_file")}
     if not given.keys() <= taken:
         raise UserError(f"The table {arguments.table} takes no --{' and no --'.join(sorted(given.keys() - taken))}.")
-    if arguments.parallel_runs > 1 and any(case.minutes for stage in table.stages for case in stage.cases):
+    if arguments.parallel_runs > 1 and table.minutes:
         raise UserError(f"--parallel_runs {arguments.parallel_runs}: runs of equal time go one after another.")
     tokenizer = train_tokenizer(table, given, arguments) if "tokenizer_name" in taken else {}
     outcomes = run_stages(table.stages, given | tokenizer, arguments)

@@ -18,9 +18,9 @@ from transformers import AutoConfig
 import reproduce
 from experiments import runs
 from experiments.analyses import lengthening
-from experiments.arguments import UserError
+from experiments.arguments import UserError, flag_values
 from experiments.comparisons import report
-from experiments.comparisons.stages import Case, Curve, Measure, Stage, Table
+from experiments.comparisons.stages import Case, ComparisonArguments, Curve, Measure, Stage, Table
 from experiments.comparisons.tables import TABLES
 from experiments.glue.tasks import TASKS
 from experiments.results import ResultsArguments
@@ -150,7 +150,7 @@ def test_curves_know_what_they_are_drawn_against():
     assert Curve().points(metrics) == [(5, 7.0), (10, 6.0)]
     timed = Curve(against="minutes of training")
     assert timed.points(metrics | {"step_time_ms": 6000}) == [(0.5, 7.0), (1.0, 6.0)]
-    assert timed.points(metrics | {"step_time_ms": 6000}, minutes=3) == [(1.5, 7.0), (3.0, 6.0)]
+    assert timed.points(metrics) == []
     counted = Curve(against="trillion multiply-adds")
     assert counted.points(metrics | {"step_multiply_adds": 4e11}) == [(2.0, 7.0), (4.0, 6.0)]
     assert counted.points(metrics) == []
@@ -271,10 +271,39 @@ def test_the_rate_of_the_first_case_takes_the_time_of_its_own(make, stage, tmp_p
     make([replace(stage, cases=cases, search_steps=10, one_rate=True)])
     names = sorted(path.parent.name for path in (tmp_path / "out").rglob("ours-timed*/metrics.json"))
     # One short run tells how long a step takes, ten seconds: three fit.
-    assert [name for name in names if name.endswith("-100")] == ["ours-timed-20-0.001-100"]
+    assert [name for name in names if name.endswith("-100")] == ["ours-timed-100-0.001-100"]
     assert "--max_steps 3 " in (tmp_path / "out" / "first" / "ours-timed-0.5min-0.001-0.log").read_text()
     with pytest.raises(UserError, match="runs of equal time go one after another"):
         make([replace(stage, cases=cases)], "--parallel_runs", 2)
+
+
+def test_a_row_of_one_rate_is_timed_by_a_short_run_of_its_own(make, stage, tmp_path):
+    cases = (Case("half a minute", "timed", minutes=0.5),)
+    text, _ = make([replace(stage, cases=cases)], "--learning_rates", 0.01, "--minutes", 2)
+    names = sorted(path.parent.name for path in (tmp_path / "out").rglob("ours*/metrics.json"))
+    assert names == ["ours-timed-100-0.01-100", *(f"ours-timed-2min-0.01-{seed}" for seed in (0, 1, 2))]
+    assert "--max_steps 12 " in (tmp_path / "out" / "first" / "ours-timed-2min-0.01-0.log").read_text()
+    with pytest.raises(UserError, match="--minutes: the table test is not of equal time; leave it out"):
+        make([stage], "--minutes", 2)
+    with pytest.raises(UserError, match="--minutes is 0; it must be above 0"):
+        make([stage], "--minutes", 0)
+
+
+def test_rows_and_title_follow_the_flags_of_all_runs(make, stage, tmp_path):
+    (tmp_path / "rows.txt").write_text("--run_name ours --batch {batch}-best\n")
+    text, results = make([stage], "--seeds", 0, "--run_flags", "--batch 16 --bf16")
+    assert "Batches of 16. " in text
+    assert results["recipes"] == [{"batch": 16, "bf16": True}]
+    log = (tmp_path / "out" / "first" / "ours-100-0.001-0.log").read_text()
+    assert log.index("--batch 16 --bf16") < log.index("--batch 16-best")
+
+
+@pytest.mark.parametrize("name", ["pretraining", "improvements", "frontier", "authorship", "glue"])
+def test_improved_rows_have_the_sizes_of_the_others(name):
+    arguments = ComparisonArguments(table=name, run_flags="--config_name sktformer-mini")
+    rows = TABLES[name].with_arguments(arguments).stages[0].rows()
+    sizes = {flag_values(row).get("config_name") for row in rows.values()} - {None}
+    assert sizes == {"sktformer-mini-best"}
 
 
 def test_rates_are_searched_with_fewer_steps_or_not_at_all(make, stage, tmp_path):

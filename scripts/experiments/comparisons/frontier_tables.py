@@ -24,10 +24,11 @@ _FRONTIER = replace(
     folder="frontier",
     runs="frontier.txt",
     recipes=("pretrain/compare.yaml", "pretrain/frontier.yaml"),
-    cases=tuple(map(_frontier_case, (512, 2048, 4096))),
+    cases=tuple(map(_frontier_case, (512, 2048, 4096, 128))),
     measures=(
         PRETRAINING.measures[1],
         Measure("steps", "step", "highest", format=",.0f"),
+        Measure("step (ms)", "step_time_ms", "lowest", format=".0f"),
         Measure("billion multiply-adds a step", "step_multiply_adds", "lowest", format=",.1f", factor=1e-9),
     ),
     search_steps=200,
@@ -59,13 +60,15 @@ TABLES = {
     ),
     "frontier": Table(
         "The frontier: what minutes of training buy, by the length of documents",
-        f"Masked language modelling on whole books for {_FRONTIER_MINUTES:g} minutes: {{0[config_name]}} sizes, no "
-        f"dropout, the same text, tokenizer and masks, and {_FRONTIER_TOKENS:,} tokens a step for every row. A row "
+        "Masked language modelling on whole books for {minutes:g} minutes: {0[config_name]} sizes, no dropout, "
+        f"the same text, tokenizer and masks, and {_FRONTIER_TOKENS:,} tokens a step for every row. A row "
         "takes as many steps as the time holds of its own, and a schedule of that length. Loss in nats per masked "
         "token of books not trained on. {data}.",
         (_FRONTIER,),
         (
-            "- Steps are timed without evaluations, in short runs before these.",
+            "- How many steps the time holds, short runs before these say; evaluations do not count. Minutes of "
+            "pictures are steps times the median time that a step of that very run has taken.",
+            "- Longformer's window is 512 tokens; shorter inputs are padded to it.",
             "- Multiply-adds are those of the encoder in forward and backward pass, counted as on a GPU: a cost that "
             "no machine or load changes.",
             "- The time is short: rows near the unigram frequencies have hardly begun to learn; where they would end "

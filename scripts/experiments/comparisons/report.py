@@ -65,7 +65,7 @@ def write_table(
     statistics_note = f"- {over} {', '.join(map(str, seeds))}; of times the median."
     paragraphs = [
         f"# {table.title}",
-        table.text.format(*recipes, data=_describe_data(given, measured)),
+        table.text.format(*recipes, data=_describe_data(given, measured), minutes=table.minutes),
         "\n".join(format_table(header, cells)),
         f"Best: {'; '.join(best)}.",
         "\n".join([statistics_note, *_describe_searches(table.stages, outcomes), *beaten, *partial, *table.notes]),
@@ -189,7 +189,7 @@ def _plot_curves(name: str, stage: Stage, case: Case, outcomes: Outcomes, folder
     for curve in stage.curves:
         words = [name, case.key if len(stage.cases) > 1 else "", "" if curve is stage.curves[0] else curve.against]
         file = "-".join(filter(None, words)).replace(" ", "-") + ".png"
-        curves = {row: [curve.points(metrics, case.minutes) for metrics in of_row] for row, of_row in measured.items()}
+        curves = {row: [curve.points(metrics) for metrics in of_row] for row, of_row in measured.items()}
         over = "mean {} over the seeds, with their range" if _has_seeds(outcomes) else "{}, one seed"
         title = f"{case.title}: {over.format(curve.title)}"
         longest = max((x for of_row in curves.values() for points in of_row for x, _ in points), default=0)

@@ -1,6 +1,7 @@
 """A comparison as stages of runs: every row in every case, at its best learning rate, with every seed."""
 
 import itertools
+import math
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, replace
@@ -23,7 +24,7 @@ from experiments.runs import Run, choose_launcher, execute_runs, read_runs
 
 
 SEARCH_SEED = 100  # chooses learning rates and is counted in no table
-_TIMED_STEPS = 20  # that tell how long a step takes, where no search does
+_TIMED_STEPS = 100  # that tell how long a step takes, where no search does
 
 
 @dataclass
@@ -38,6 +39,7 @@ class ComparisonArguments:
     learning_rates: list[float] | None = flag(None, "Every row gets the best of these, by default of the table's.")
     search_steps: int | None = flag(None, "Steps that choose it, by default the table's.")
     vocab_size: int = flag(4096, "Size of the tokenizer that all pre-trainings share.")
+    minutes: float | None = flag(None, "Of tables of equal time: what a run has, by default the table's.")
     run_flags: str = flag("", "Further flags of all training runs, in quotes.")
     parallel_runs: int = flag(1, "Runs at once, which share the cores; not for tables of equal time.")
     launcher: str | None = flag(None, "Starts runs: by default python, on several GPUs accelerate launch. In quotes.")
@@ -48,6 +50,8 @@ class ComparisonArguments:
             hint = f"give each once; {SEARCH_SEED} is the seed that chooses learning rates"
             raise UserError(f"--seeds {' '.join(map(str, self.seeds))}: {hint}.")
         require_at_least(1, self, "search_steps", "parallel_runs")
+        if self.minutes is not None and not 0 < self.minutes < math.inf:
+            raise UserError(f"--minutes is {self.minutes:g}; it must be above 0.")
 
 
 @dataclass(frozen=True)
@@ -99,16 +103,12 @@ class Curve:
     # Curves that are not run: their names, and where the metrics of the others have their values by step.
     baselines: tuple[tuple[str, str], ...] = ()
 
-    def points(self, metrics: Mapping[str, Any], minutes: float | None = None) -> list[tuple[float, float]]:
-        """
-        Of one run, in order; minutes are shares of those that it was given, or steps times their median time.
-
-        None where what it is drawn against was not measured.
-        """
+    def points(self, metrics: Mapping[str, Any]) -> list[tuple[float, float]]:
+        """Of one run, in order; minutes are steps times their median time. None where that was not measured."""
         found = {e["step"]: self.factor * e[self.key] for e in metrics["history"] if self.key in e}
         scale = 1.0
         if self.against == "minutes of training":
-            scale = minutes / max(found) if minutes and found else metrics.get("step_time_ms", 0.0) / 60_000
+            scale = metrics.get("step_time_ms", 0.0) / 60_000
         elif self.against == "trillion multiply-adds":
             scale = metrics.get("step_multiply_adds", 0.0) / 1e12
         return [(scale * step, value) for step, value in sorted(found.items()) if scale]
@@ -132,6 +132,7 @@ class Stage:
     has_mean: bool = False  # whether a column has the mean of the last measure over the cases
     label: str = "score (%)"  # of that measure in a picture of scores
     only: tuple[str, ...] | None = None  # the names of the rows that are compared, where not all are
+    run_flags: tuple[str, ...] = ()  # further ones of all runs
     floors: tuple[str, ...] = ()  # rows that need no training: the table says which others are no better, and where
     # What is drawn: scores by case, where there is a mean of them; else scores of the first measures by row, as many
     # as this says; else these curves, for each case.
@@ -139,11 +140,12 @@ class Stage:
     curves: tuple[Curve, ...] = (Curve(),)
 
     def recipe(self) -> dict[str, Any]:
-        """The flags of the recipes, of which the last one wins as on a command line."""
+        """The flags of the recipes and of all runs, of which the last one wins as on a command line."""
         merged: dict[str, Any] = {}
-        for path in self.recipes:
-            recipe = load_recipe(CONFIGURATION / path)
-            merged = merged | recipe | join_overrides(merged, recipe)
+        given = flag_values(self.run_flags).items()
+        further = {name: True if value is None else int(value) if value.isdigit() else value for name, value in given}
+        for flags in (*(load_recipe(CONFIGURATION / path) for path in self.recipes), further):
+            merged = merged | flags | join_overrides(merged, flags)
         return merged
 
     def rows(self) -> dict[str, tuple[str, ...]]:
@@ -169,9 +171,24 @@ class Table:
     stages: tuple[Stage, ...]
     notes: tuple[str, ...] = ()  # what has to be known to read it, as lines of Markdown
 
-    def with_rows(self, names: Sequence[str]) -> "Table":
-        """The same with some of its rows."""
-        return replace(self, stages=(*self.stages[:-1], replace(self.stages[-1], only=tuple(names))))
+    @property
+    def minutes(self) -> float | None:
+        """What a run of equal time has."""
+        return next((case.minutes for stage in self.stages for case in stage.cases if case.minutes), None)
+
+    def with_arguments(self, arguments: ComparisonArguments) -> "Table":
+        """The same with the rows, flags and minutes that are asked for; a `UserError` where there is no time to set."""
+        stages = [replace(stage, run_flags=tuple(shlex.split(arguments.run_flags))) for stage in self.stages]
+        if arguments.rows is not None:
+            stages[-1] = replace(stages[-1], only=tuple(arguments.rows))
+        if arguments.minutes:
+            if not self.minutes:
+                raise UserError(f"--minutes: the table {arguments.table} is not of equal time; leave it out.")
+            stages = [
+                replace(s, cases=tuple(replace(c, minutes=c.minutes and arguments.minutes) for c in s.cases))
+                for s in stages
+            ]
+        return replace(self, stages=tuple(stages))
 
 
 @dataclass
@@ -236,13 +253,14 @@ class _StageRuns:
         for name, case in cells:
             short = replace(chooses[case], max_steps=steps or chooses[case].max_steps, minutes=None)
             tried[name, case.key] = {rate: self.plan(name, short, rate) for rate in rates[name]}
-        needed = [(name, case.key) for name, case in cells if len(rates[name]) > 1 or case.minutes]
+        needed = [(name, case.key) for name, case in cells if len(rates[name]) > 1]
         if searches := [run for key in needed for run in tried[key].values()]:
             self.execute(searches, f"{self.stage.folder}, learning rates", "Training has diverged")
         outcomes = {key: _choose_rate(key[0], of_cell) for key, of_cell in tried.items()}
         timed: dict[tuple[str, str], Run] = {}
         for name, case in (cell for cell in cells if cell[1].minutes):
-            short = replace(case, max_steps=steps if chooses[case] is case else _TIMED_STEPS, minutes=None)
+            searched = len(rates[name]) > 1 and chooses[case] is case
+            short = replace(case, max_steps=steps if searched else _TIMED_STEPS, minutes=None)
             timed[name, case.key] = self.plan(name, short, outcomes[name, case.key].rate)
         if timed:
             self.execute(timed.values(), f"{self.stage.folder}, times of steps")
@@ -266,10 +284,9 @@ class _StageRuns:
         recipes = [str(CONFIGURATION / path) for path in self.stage.recipes]
         flags = ["--recipe", *recipes] if recipes else []
         flags += recipe_to_flags({flag: value for flag, value in self.given.items() if flag in self.stage.data})
-        further = shlex.split(self.arguments.run_flags)
-        flags += [*case.flags, *further, *row, "--seed", str(seed)]
+        flags += [*case.flags, *self.stage.run_flags, *row, "--seed", str(seed)]
         # Where both say it, the row would win, and the rows would differ in more than they say.
-        flags += recipe_to_flags(join_overrides(flag_values(further), flag_values(row)))
+        flags += recipe_to_flags(join_overrides(flag_values(self.stage.run_flags), flag_values(row)))
         flags += [] if case.max_steps is None else ["--max_steps", str(case.max_steps)]
         flags += [] if rate is None else ["--learning_rate", f"{rate:g}"]
         words = [name, case.key, "" if rate is None else f"{rate:g}", str(seed)]
