@@ -228,6 +228,7 @@ def load_classifier(
     with explained(f"{what} cannot be loaded as a classification model", quiet=True):
         _refuse_adapter(arguments)
         config = _load_config(arguments, MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, "sequence-classification")
+        poolings = [getattr(c, "classifier_pooling", None) for c in (load_trained_config(arguments), config)]
         trained_labels, trained_words = config.num_labels, list((config.id2label or {}).values())
         config.label2id = {word: number for number, word in enumerate(labels or [regression_label])}
         config.id2label = {number: word for word, number in config.label2id.items()}
@@ -239,19 +240,24 @@ def load_classifier(
     # A masked language model is saved without the pooler that some architectures count to the encoder.
     untrained = [*mismatched, *(key for key in info["missing_keys"] if "pooler" not in key)]
     _check_encoder(model, untrained, what)
+    above = {key for key in model.state_dict() if not key.startswith(f"{model.base_model_prefix}.")}
+    reads_otherwise = poolings[0] != poolings[1] and not above <= info["missing_keys"]
+    if reads_otherwise and not (new_head and arguments.ignore_mismatched_sizes):
+        hint = "pass --ignore_mismatched_sizes to start with a new head" if new_head else "leave the override out"
+        raise UserError(f"{what} has a head for classifier_pooling={poolings[0]}, not {poolings[1]}; {hint}.")
     if untrained and not new_head:
         raise UserError(f"{what} has no classification head ({untrained[0]} is missing); fine-tune it first.")
-    replaced = new_head and bool(labels) and not untrained and _answers_otherwise(trained_words, labels)
+    answers_otherwise = bool(labels) and not untrained and _answers_otherwise(trained_words, labels)
+    replaced = new_head and (answers_otherwise or reads_otherwise)
     if not new_head:
         _check_labels(trained_words, labels, what)
     elif replaced:
-        # The sizes fit, and rows of the head would be taken for those of other labels.
+        # The sizes fit, and rows of the head would be taken for those of other labels or features.
         if not arguments.ignore_mismatched_sizes:
             classes = f"{', '.join(map(str, trained_words))}, and these are {', '.join(labels)}"
             raise UserError(f"{what} answers with {classes}; pass --ignore_mismatched_sizes to start with a new head.")
         fresh = type(model)(model.config).state_dict()
-        above = {key: value for key, value in fresh.items() if not key.startswith(f"{model.base_model_prefix}.")}
-        model.load_state_dict(above, strict=False)
+        model.load_state_dict({key: fresh[key] for key in above}, strict=False)
     if mismatched and not arguments.ignore_mismatched_sizes:
         head = f"a classification head for {trained_labels} labels, and {model.config.num_labels} are needed"
         raise UserError(f"{what} has {head}; pass --ignore_mismatched_sizes to start with a new head.")

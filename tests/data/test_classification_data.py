@@ -334,6 +334,19 @@ def test_excerpts_may_be_cut_from_a_table_that_numbers_some_already(write, load)
     assert list(data.parts["train"].rows["excerpt"]) == [1, 2, 3] * 8
 
 
+def test_a_text_without_tokens_gives_no_excerpt(write, load):
+    rows = [row | {"text": "\u200b\u200b"} if n == 1 else row for n, row in enumerate(rows_of(["a", "b"] * 10))]
+    with pytest.raises(UserError, match=r"row 2 has no tokens in `text`; leave it out\.$"):
+        load(train_file=write(rows), text_column="text", excerpt_length=10)
+
+
+def test_tests_that_are_labelled_in_part_are_not_scored_and_say_so(write, load, caplog):
+    path, test = write(rows_of(["a", "b"] * 10)), write(rows_of(["a", None, "b"]), "test.jsonl")
+    data = load(train_file=path, test_file=test)
+    assert data.parts["test"].labels is None
+    assert "1 of 3 rows have no label, so that none is scored" in caplog.text
+
+
 def test_limits_take_examples_from_all_over(write, load):
     path = write(rows_of(["a"] * 20 + ["b"] * 20))
     data = load(train_file=path, validation_file=path, max_train_samples=4, max_eval_samples=2)

@@ -344,6 +344,20 @@ def test_words_of_a_head_are_compared_without_their_case(tmp_path):
         load(folder, ["good", "bad"], new_head=False)
 
 
+def test_a_head_reads_what_it_was_trained_on(tmp_path):
+    folder = save(load(save_sktformer(tmp_path / "base"), ["bad", "good"]), tmp_path / "head")
+    trained = load(folder, ["bad", "good"], new_head=False)
+    for pooling in ("mean", "mean_std"):  # of the same width, and of another
+        changed = {"config_overrides": f"classifier_pooling={pooling}"}
+        with pytest.raises(UserError, match=f"classifier_pooling=cls, not {pooling}; leave the override out"):
+            load(folder, ["bad", "good"], new_head=False, **changed)
+        with pytest.raises(UserError, match=f"cls, not {pooling}; pass --ignore_mismatched_sizes to start with a new"):
+            load(folder, ["bad", "good"], **changed)
+        model = load(folder, ["bad", "good"], ignore_mismatched_sizes=True, **changed)
+        assert model.has_new_head
+        assert not torch.equal(model.classifier.output.weight, trained.classifier.output.weight)
+
+
 def test_a_fingerprint_follows_weights_configuration_and_tokenizer(tokenizer, tmp_path):
     folder = save_sktformer(tmp_path)
     seen = [fingerprint_checkpoint(folder)]

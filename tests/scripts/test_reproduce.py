@@ -279,7 +279,7 @@ def test_the_rate_of_the_first_case_takes_the_time_of_its_own(make, stage, tmp_p
 
 def test_a_row_of_one_rate_is_timed_by_a_short_run_of_its_own(make, stage, tmp_path):
     cases = (Case("half a minute", "timed", minutes=0.5),)
-    text, _ = make([replace(stage, cases=cases)], "--learning_rates", 0.01, "--minutes", 2)
+    make([replace(stage, cases=cases)], "--learning_rates", 0.01, "--minutes", 2)
     names = sorted(path.parent.name for path in (tmp_path / "out").rglob("ours*/metrics.json"))
     assert names == ["ours-timed-100-0.01-100", *(f"ours-timed-2min-0.01-{seed}" for seed in (0, 1, 2))]
     assert "--max_steps 12 " in (tmp_path / "out" / "first" / "ours-timed-2min-0.01-0.log").read_text()

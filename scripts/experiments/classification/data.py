@@ -1,5 +1,6 @@
 """A user's own texts: read from files or the Hub, checked, cut into excerpts and split."""
 
+import logging
 import os
 import re
 from collections import Counter
@@ -20,6 +21,7 @@ from experiments.loading import explained_errors, find_files, read_table_file
 _FILES = "a .csv, .tsv, .json, .jsonl or .parquet file, or .txt files (a quoted pattern will do)"
 _TEXTS = ("text", "sentence", "content", "review", "document")
 _SPLITS = {"train": ("train",), "validation": ("validation", "valid", "val", "dev"), "test": ("test",)}
+logger = logging.getLogger(__name__)
 _WRITTEN = {"prediction", "probability", "excerpt", "excerpts"}  # columns of the files of predictions
 
 
@@ -140,6 +142,8 @@ def load_texts(
             values = read_labels(source, rows, str(label), kind, arguments.label_separator)
         if None in values and name != "test":
             raise UserError(f"{source}: row {values.index(None) + 1} has no label; give it one or leave it out.")
+        if 0 < (lacking := values.count(None)) < len(values):
+            logger.warning("%s: %d of %d rows have no label, so that none is scored.", source, lacking, len(values))
         if not known and name == "train":
             labels = find_labels(source, rows, str(label), kind, values)
             problem = Problem(kind, predicted.labels if predicted and {*predicted.labels} == {*labels} else labels)
@@ -249,6 +253,8 @@ def _cut(part: Part, column: str, tokenizer: PreTrainedTokenizerBase, arguments:
     """A part whose examples are excerpts of its texts, numbered."""
     length, limit = arguments.excerpt_length or 0, arguments.max_excerpts_per_document
     pieces = cut_excerpts(part.rows[column], tokenizer, length, limit)
+    if [] in pieces:
+        raise UserError(f"{part.source}: row {pieces.index([]) + 1} has no tokens in `{column}`; leave it out.")
     part = part.select([document for document, texts in enumerate(pieces) for _ in texts])
     rows = part.rows.remove_columns([column, *({"excerpt"} & set(part.rows.column_names))])
     rows = rows.add_column("excerpt", [number for texts in pieces for number in range(1, len(texts) + 1)])

@@ -177,7 +177,7 @@ class Table:
         return next((case.minutes for stage in self.stages for case in stage.cases if case.minutes), None)
 
     def with_arguments(self, arguments: ComparisonArguments) -> "Table":
-        """The same with the rows, flags and minutes that are asked for; a `UserError` where there is no time to set."""
+        """The same with the rows, flags and minutes that are asked for; a `UserError` where no time is set."""
         stages = [replace(stage, run_flags=tuple(shlex.split(arguments.run_flags))) for stage in self.stages]
         if arguments.rows is not None:
             stages[-1] = replace(stages[-1], only=tuple(arguments.rows))
