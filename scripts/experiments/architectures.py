@@ -36,12 +36,12 @@ def resize_config(model_type: str, sizes: PreTrainedConfig) -> PreTrainedConfig:
     default = AutoConfig.for_model(model_type)
     values = {other: getattr(sizes, name) for name, others in _SIZES.items() for other in (name, *others)}
     values["head_dim"] = sizes.hidden_size // sizes.num_attention_heads
-    dropout = getattr(sizes, "hidden_dropout_prob", 0.1)
-    for name, value in vars(default).items():
-        if name.endswith(("embedding_size", "hidden_size")):
-            values[name] = sizes.hidden_size  # of factorised embeddings, bottlenecks and poolers
-        elif "dropout" in name and "classifier" not in name and isinstance(value, float):
-            values[name] = getattr(sizes, "attention_probs_dropout_prob", dropout) if "attention" in name else dropout
+    values |= dict.fromkeys(
+        # Of factorised embeddings, bottlenecks and poolers.
+        (name for name in vars(default) if name.endswith(("embedding_size", "hidden_size"))),
+        sizes.hidden_size,
+    )
+    values |= comparable_dropouts(default, sizes)
     taken = {name: value for name, value in values.items() if _takes(default, name, value)}
     # Made anew and not changed, because some fields follow from others, such as the kinds of all layers.
     config = AutoConfig.for_model(model_type, **taken)
@@ -49,6 +49,17 @@ def resize_config(model_type: str, sizes: PreTrainedConfig) -> PreTrainedConfig:
         if name.endswith("_token_id"):
             _takes(config, name, None)  # it points into the vocabulary of the published checkpoint
     return config
+
+
+def comparable_dropouts(config: PreTrainedConfig, sizes: PreTrainedConfig) -> dict[str, float]:
+    """The dropouts of `sizes` by the names that another architecture's configuration has for its own."""
+    dropout = getattr(sizes, "hidden_dropout_prob", 0.1)
+    in_attention = getattr(sizes, "attention_probs_dropout_prob", dropout)
+    return {
+        name: in_attention if "attention" in name else dropout
+        for name, value in vars(config).items()
+        if "dropout" in name and "classifier" not in name and isinstance(value, float)
+    }
 
 
 def _takes(config: PreTrainedConfig, name: str, value: Any) -> bool:

@@ -209,6 +209,12 @@ def check_job(
     return whole and not (training.search and lacks_weights(best_trial(folder)))
 
 
+def holds_checkpoint(trial: Trial) -> bool:
+    """Whether --resume_from_checkpoint names one of this trial: others have another seed, or other data."""
+    given = trial.args.resume_from_checkpoint
+    return given is not None and Path(given).resolve().parent == trial.folder.resolve()
+
+
 def run_job(job: Job, folder: Path, training: FineTuningArguments, started: dict[str, Any]) -> dict[str, Any]:
     """
     Run all trials of a job that are not finished in a folder that [`check_job`] has let pass; gives the job's metrics.
@@ -219,6 +225,11 @@ def run_job(job: Job, folder: Path, training: FineTuningArguments, started: dict
     """
     trials = plan_trials(folder, training, job.identity)
     is_one = trials[0].folder == folder
+    if (checkpoint := training.resume_from_checkpoint) and not any(map(holds_checkpoint, trials)):
+        raise UserError(
+            f"--resume_from_checkpoint {checkpoint} is of another run than {folder}; leave it out to go on with the "
+            "newest, or start from its weights with --model_name_or_path."
+        )
     if check_job(folder, job.identity, training):
         progress.upload_run(training, folder, f"Fine-tuned on {job.title}")
         return read_metrics(folder)
@@ -291,7 +302,7 @@ def run_trial(job: Job, trial: Trial, arguments: dict[str, Any], announces: bool
     )
     trained: dict[str, Any] = {}
     if trains:
-        resumed = args.resume_from_checkpoint or find_checkpoint(trial.folder)
+        resumed = args.resume_from_checkpoint if holds_checkpoint(trial) else find_checkpoint(trial.folder)
         trained |= trainer.train(resume_from_checkpoint=resumed).metrics | timer.metrics()
         trained["train_samples"] = len(job.splits["train"])
         if keeps_best:

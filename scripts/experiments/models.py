@@ -352,7 +352,10 @@ def _load_config(arguments: ModelArguments | CheckpointArguments, architectures:
     for name, why in rivals.items():
         if name in (arguments.config_overrides or ""):
             raise UserError(f"--config_overrides: {why}; leave {name} out.")
-    override_fields(config, arguments.config_overrides)
+    known = known_overrides(config, arguments.config_overrides, taken_by=SKTformerConfig())
+    if left := {*(arguments.config_overrides or "").split(",")} - {*(known or "").split(",")}:
+        logger.info("A %s has no field for %s, which is left out.", config.model_type, ", ".join(sorted(left)))
+    override_fields(config, known)
     return config
 
 

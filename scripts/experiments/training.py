@@ -19,6 +19,7 @@ import transformers
 from huggingface_hub import create_repo, upload_folder, whoami
 from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainingArguments
 from transformers.integrations import get_reporting_integration_callbacks
+from transformers.trainer_pt_utils import LengthGroupedSampler
 from transformers.trainer_utils import EvalLoopOutput, HubStrategy
 
 from experiments.arguments import ROOT, Command, UserError, explained, flag, one_line, require_at_least
@@ -232,6 +233,22 @@ def finish_trackers(training: TrainingArguments) -> None:
                 importlib.import_module(name).finish()
 
 
+class LengthsOfEpoch(LengthGroupedSampler):
+    """A sampler's lengths in the order of an epoch; its own depends on what was drawn before."""
+
+    def __init__(self, sampler: LengthGroupedSampler, seed: int):
+        super().__init__(sampler.batch_size, lengths=sampler.lengths)
+        self.seed, self.epoch = seed, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """What the Trainer calls before each epoch."""
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        self.generator = torch.Generator().manual_seed(self.seed + self.epoch)
+        return super().__iter__()
+
+
 class ExperimentTrainer(Trainer):
     """A Trainer that evaluates one model on all processes, without a trace, and stops where training diverges."""
 
@@ -244,6 +261,13 @@ class ExperimentTrainer(Trainer):
         devices = [self.args.device] if self.args.device.type == "cuda" else []
         with torch.random.fork_rng(devices):
             return super().evaluation_loop(*args, **kwargs)
+
+    def _get_train_sampler(self, *args: Any, **kwargs: Any) -> Any:
+        """Of batches of like lengths, an order that a resumed run has again: of the seed and the epoch alone."""
+        sampler = super()._get_train_sampler(*args, **kwargs)
+        if type(sampler) is LengthGroupedSampler:
+            return LengthsOfEpoch(sampler, self.args.seed if self.args.data_seed is None else self.args.data_seed)
+        return sampler
 
     def get_eval_dataloader(self, *args: Any, **kwargs: Any) -> Any:
         """Of all examples, whatever --dataloader_drop_last says of training."""

@@ -243,6 +243,7 @@ def test_expressions_are_read(tmp_path):
         ("[MIN 1 2\t1", "line 3: the brackets do not match"),
         ("[MIN 1 2 ] ]\t1", "line 3: the brackets do not match"),
         ("1 2\t1", "line 3: the brackets do not match"),
+        ("( ( [MAX 2 3 ] )\t3", "line 3: the brackets do not match"),
         ("[MAX 1 [SM ] ]\t1", "line 3 has an operator without arguments"),
         ("\t1", "line 3: the brackets do not match"),
     ],

@@ -247,6 +247,7 @@ def test_what_is_wrong_with_a_file(tmp_path, images):
     for arrays, message in (
         ({"images": pixels}, "cannot be read"),
         ({"images": pixels[:, :900], "labels": labels}, r"images are uint8 \(20, 900\)"),
+        ({"images": np.uint8(3), "labels": labels}, r"images are uint8 \(\)"),
         ({"images": pixels / 255, "labels": labels}, "images are float64"),
         ({"images": pixels, "labels": labels[:3]}, r"labels \(3,\)"),
         ({"images": pixels, "labels": labels + 1}, "image 1 has label 2; labels are 0 and 1"),
@@ -260,6 +261,10 @@ def test_what_is_wrong_with_a_file(tmp_path, images):
         file.write_bytes(content)
         with pytest.raises(UserError, match=r"own.npz cannot be read \(.*\); give an .npz"):
             read_pathfinder(file)
+    with file.open("wb") as stream:
+        np.save(stream, pixels)
+    with pytest.raises(UserError, match=r"own.npz cannot be read \(.*\); give an .npz"):
+        read_pathfinder(file)
     with pytest.raises(UserError, match="nowhere cannot be read"):
         read_pathfinder(tmp_path / "nowhere")
 

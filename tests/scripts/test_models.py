@@ -25,7 +25,7 @@ from transformers import (
 )
 
 from experiments import models
-from experiments.arguments import UserError
+from experiments.arguments import CONFIGURATION, UserError, load_recipe
 from experiments.models import (
     CheckpointArguments,
     LoraArguments,
@@ -342,6 +342,17 @@ def test_words_of_a_head_are_compared_without_their_case(tmp_path):
     assert load(folder, ["bad", "Good"], new_head=False).config.id2label == {0: "bad", 1: "Good"}
     with pytest.raises(UserError, match="answers with Bad, Good, and the task's classes are good, bad"):
         load(folder, ["good", "bad"], new_head=False)
+
+
+def test_overrides_of_sktformers_are_left_out_of_checkpoints_of_others(tmp_path):
+    recipe = load_recipe(CONFIGURATION / "classification" / "long_documents.yaml")
+    changed = {"config_overrides": recipe["config_overrides"]}
+    assert load(save_sktformer(tmp_path / "ours"), **changed).config.classifier_pooling == "mean_std"
+    config = GPT2Config(vocab_size=100, n_embd=16, n_layer=1, n_head=2)
+    folder = save(GPT2LMHeadModel(config), tmp_path / "theirs")
+    assert not hasattr(load(folder, **changed).config, "classifier_pooling")
+    with pytest.raises(UserError, match="`pooling=mean` is not field=value with a field of GPT2Config"):
+        load(folder, config_overrides="pooling=mean")
 
 
 def test_a_head_reads_what_it_was_trained_on(tmp_path):

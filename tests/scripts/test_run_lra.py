@@ -9,6 +9,7 @@ import statistics
 import subprocess
 import sys
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +98,7 @@ def test_a_run_leaves_a_table_beside_the_paper(run, pictures, capsys):
     folder = run(*pictures, "--seeds", 2, "--draw_examples", "--test_curve")
     printed = capsys.readouterr().out
     assert "| this model" in printed
-    assert "20 examples, the whole test | pictures.npz" in printed
+    assert "20 examples, not the whole benchmark | pictures.npz" in printed
     for name, row in ROWS.items():
         assert f"| {name} " in printed
         assert f"{row['image']:.2f}" in printed
@@ -106,7 +107,7 @@ def test_a_run_leaves_a_table_beside_the_paper(run, pictures, capsys):
     assert results["accuracies"] == [100 * score for score in scores]
     assert (results["job"], results["model_type"], results["started_from"]) == ("image", "sktformer", "scratch")
     assert (results["max_length"], results["published_length"], results["test_examples"]) == (1024, 1024, 20)
-    assert (results["source"], results["noise"], results["is_partial"]) == ("pictures.npz", 0, False)
+    assert (results["source"], results["noise"], results["is_partial"]) == ("pictures.npz", 0, True)
     rows = [line for line in (folder / "lra.md").read_text().splitlines() if "(paper)" in line]
     assert len(rows) == len(ROWS)
     assert all(re.search(r"\| 1,024 +\| as published +\| the paper's +\|", row) for row in rows)
@@ -150,7 +151,8 @@ def test_what_is_not_the_whole_benchmark_is_said_to_be_partial(flags, is_partial
     assert parse_command(run_lra.ARGUMENTS, argv=[*flags, "--use_cpu"]).groups[1].is_partial is is_partial
 
 
-def test_the_paper_s_setting_stands_beside_its_own_data_and_length_alone(run, tmp_path, capsys):
+def test_the_paper_s_setting_stands_beside_its_own_data_and_length_alone(run, tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(TASKS, "text", replace(TASKS["text"], count=36))
     (tmp_path / "recipe.yaml").write_text(json.dumps(FLAGS | {"model_config": json.dumps(SIZES_OF_THE_PAPER)}))
     reviews = tmp_path / "reviews"
     for file in (
@@ -363,11 +365,45 @@ def test_self_pretraining_is_gone_on_from(run, model_type):
         assert torch.equal(learned[name], tuned[below + name.removeprefix(prefix)])
     config = json.loads((folder / "config.json").read_text())
     assert config["hidden_dropout_prob"] == 0.3  # the recipe's of fine-tuning
+    assert config.get("head_config", config)["hidden_dropout_prob"] == 0.3  # of encoder and head
     if model_type == "bert":
         with pytest.raises(UserError, match="has no head for labels yet; add --do_train"):
             run(*EXPRESSIONS, "--model_name_or_path", masked, "--do_eval", name="headless")
         with pytest.raises(UserError, match="classifies; --mask_probability makes a new model"):
             run(*EXPRESSIONS, "--model_name_or_path", folder, "--mask_probability", 0.5, name="again")
+
+
+def test_dropouts_by_any_name_are_those_of_fine_tuning(run):
+    masks = ["--mask_probability", 0.5, "--masked_dropout", 0, "--model_type", "distilbert"]
+    masked = run(*EXPRESSIONS, *masks, name="masked")
+    assert json.loads((masked / "config.json").read_text())["dropout"] == 0
+    flags = ["--model_name_or_path", masked, "--config_overrides", "attention_probs_dropout_prob=0.4"]
+    config = json.loads((run(*EXPRESSIONS, *flags, name="tuned") / "config.json").read_text())
+    assert (config["dropout"], config["attention_dropout"]) == (0.3, 0.4)
+    assert config["head_config"]["attention_probs_dropout_prob"] == 0.4
+
+
+@pytest.mark.parametrize("model_type", ["sktformer", "bert"])
+def test_what_has_guessed_values_of_one_task_is_not_taken_for_another(run, pictures, model_type):
+    masked = run(*pictures, "--model_type", model_type, "--mask_probability", 0.5, name="masked")
+    other = ["--task_name", "pathfinder", "--num_generated", 100, "--model_name_or_path", masked]
+    for more in ([], ["--mask_probability", 0.5]):
+        with pytest.raises(UserError, match="was not made for Pathfinder: it tells airplane, "):
+            run(*other, *more, name="other")
+
+
+def test_a_checkpoint_of_another_run_is_not_gone_on_from(run):
+    first = run(*EXPRESSIONS, "--save_steps", 5, "--save_strategy", "steps", "--eval_strategy", "steps", name="first")
+    (first / "checkpoint-5").mkdir(exist_ok=True)
+    flags = ["--resume_from_checkpoint", first / "checkpoint-5"]
+    with pytest.raises(UserError, match=r"checkpoint-5 is of another run than .*second; leave it out"):
+        run(*EXPRESSIONS, *flags, "--seeds", 2, name="second")
+
+
+def test_an_architecture_that_cannot_read_is_refused_before_the_folder_is_made(run, tmp_path):
+    with pytest.raises(UserError, match="A xmod cannot read 40 tokens: ValueError: Input language unknown"):
+        run(*EXPRESSIONS, "--model_type", "xmod")
+    assert not (tmp_path / "run").exists()
 
 
 def test_accuracy_counts_every_example_once(run, tmp_path):

@@ -1,5 +1,6 @@
 """What a comparison has measured, as Markdown, JSON and pictures."""
 
+import shlex
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -62,13 +63,17 @@ def write_table(
     beaten = _describe_floors(table.stages[-1], columns)
     over = "Mean and standard deviation over seeds" if len(seeds) > 1 else "One seed,"
     partial = ["- Some of these runs use a part of their data."] * any(m.get("is_partial") for m in measured)
+    flags = shlex.join(table.stages[0].run_flags)
+    further = [f"- Further flags of all runs: `{flags}`."] if flags else []
     statistics_note = f"- {over} {', '.join(map(str, seeds))}; of times the median."
     paragraphs = [
         f"# {table.title}",
         table.text.format(*recipes, data=_describe_data(given, measured), minutes=table.minutes),
         "\n".join(format_table(header, cells)),
         f"Best: {'; '.join(best)}.",
-        "\n".join([statistics_note, *_describe_searches(table.stages, outcomes), *beaten, *partial, *table.notes]),
+        "\n".join(
+            [statistics_note, *_describe_searches(table.stages, outcomes), *beaten, *partial, *further, *table.notes]
+        ),
         "\n".join(_plot(name, table, columns, last, folder)),
         format_origin(environments[0], command_line(), commits),
     ]

@@ -4,6 +4,7 @@ import io
 import pickle
 import tarfile
 import zipfile
+import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,7 @@ def read_images(path: Path) -> dict[str, Examples]:
         EOFError,
         tarfile.TarError,
         zipfile.BadZipFile,
+        zlib.error,
         pickle.PickleError,
     ) as error:
         what = "an .npz, cifar-10-python.tar.gz or the folder cifar-10-batches-py that is in it"

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from transformers import EvalPrediction
 
+from experiments.architectures import explain_failure
 from experiments.arguments import Command, UserError, flag
 from experiments.fine_tuning import FineTuningArguments, FineTuningTrainer, Job, read_metrics
 from experiments.lra.examples import Examples, collate
@@ -71,13 +72,16 @@ def make_job(command: Command, parts: Mapping[str, Examples]) -> Job:
     task, name = TASKS[arguments.task_name], model_arguments.model_name_or_path
     trains, masks = training.do_train, training.mask_probability is not None
     splits = {part: examples for part, examples in parts.items() if trains or part != "train"}
-    is_whole = not arguments.is_partial and arguments.length == task.max_length
+    is_partial = arguments.is_partial or sum(map(len, parts.values())) < 0.99 * task.count
+    is_whole = not is_partial and arguments.length == task.max_length
     is_padded = any((part.lengths != arguments.length).any() for part in splits.values())
 
     def build() -> Any:
         return build_model(model_arguments, task, arguments.length, is_padded, torch.initial_seed(), masks)
 
-    model = build()  # which shows now whether it can be made
+    model = build()  # which shows now whether it can be made, and then whether it can read
+    if not name and (reason := explain_failure(model.base_model, arguments.length)):
+        raise UserError(f"A {model_arguments.model_type} cannot read {arguments.length} tokens: {reason}.")
     if name and not trains and not masks and guesses_values(model.config):
         raise UserError(f"The model {name} has guessed values and has no head for labels yet; add --do_train.")
     test: dict[str, Any] = {"trainer_class": partial(CurveTrainer, splits["test"])} if training.test_curve else {}
@@ -103,7 +107,7 @@ def make_job(command: Command, parts: Mapping[str, Examples]) -> Job:
         },
         facts={
             "started_from": Path(name).name if name else "scratch",
-            "is_partial": arguments.is_partial,
+            "is_partial": is_partial,
             "source": splits["test"].source,
             "measured": _describe_choice(training),
             "max_length": arguments.length,

@@ -276,7 +276,8 @@ def _parse(source: bytes, numbers: np.ndarray, where: str) -> np.ndarray:
         unknown = next((word for word in source.split() if word not in known), source)
         raise UserError(f"{where} has {_show(unknown)}, which is no symbol; known are {' '.join(VOCABULARY)}.")
     depth = np.cumsum(_STEPS[symbols], dtype=np.int32)
-    if not len(symbols) or depth[-1] != 0 or (depth[:-1] < 1).any():
+    is_closed = len(symbols) and depth[-1] == 0 and (depth[:-1] >= 1).all()
+    if not is_closed or source.count(b"(") != source.count(b")"):
         raise UserError(f"{where}: the brackets do not match; an expression is a digit or like [MAX 2 [MIN 3 4 ] ].")
     if ((_STEPS[symbols[:-1]] > 0) & (_STEPS[symbols[1:]] < 0)).any():
         raise UserError(f"{where} has an operator without arguments; give it some, as in [MAX 2 3 ].")

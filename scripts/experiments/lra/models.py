@@ -14,7 +14,7 @@ from transformers import (
 )
 from transformers.modeling_outputs import SequenceClassifierOutput
 
-from experiments.architectures import build_comparable_config, length_fields, longest_input
+from experiments.architectures import build_comparable_config, comparable_dropouts, length_fields, longest_input
 from experiments.arguments import UserError, explained, flag
 from experiments.lra.examples import PAD
 from experiments.lra.tasks import Task
@@ -142,8 +142,10 @@ def build_model(
             config = build_config(arguments, task, max_length, is_padded, seed, is_masked_lm)
             return AutoModelForMaskedLM.from_config(config) if is_masked_lm else _class_for(config, task)(config)
         model = _load_model(arguments, task, is_masked_lm)
+    is_fixed = task.is_picture or task.title == "ListOps"  # which are never cut
     if (longest := longest_input(model) or max_length) < max_length:
-        raise UserError(f"The model {name} takes {longest} tokens, not {max_length}; give --max_seq_length {longest}.")
+        hint = "take another one" if is_fixed else f"give --max_seq_length {longest}"
+        raise UserError(f"The model {name} takes {longest} tokens, not {max_length}; {hint}.")
     fixed = getattr(model.config, "segment_means_seq_len", None)  # of a Nystromformer that is linear in the length
     if fixed and model.config.num_landmarks < fixed and (is_padded or max_length != fixed):
         raise UserError(
@@ -163,14 +165,10 @@ def _load_model(arguments: LraModelArguments, task: Task, is_masked_lm: bool) ->
         if not guesses_values(config):
             raise UserError(f"The model {name} classifies; --mask_probability makes a new model, or goes on with its.")
     is_headless = guesses_values(config)
-    if is_headless:
-        config.update({} if is_masked_lm else _label_fields(task))
-    elif (labels := tuple(config.id2label.values())) != task.labels:
+    # A model that guesses values has the labels of its task, too: the kinds of tokens are alike in most of them.
+    if (labels := tuple(config.id2label.values())) != task.labels:
         raise UserError(f"The model {name} was not made for {task.title}: it tells {', '.join(labels)} apart.")
-    # What a recipe of fine-tuning says about dropout holds, and not what one of pre-training said.
-    config.update({key: value for key, value in arguments.fields().items() if "dropout" in key})
-    if is_masked_lm:
-        _set_masked_dropout(config, arguments)
+    _set_dropouts(config, arguments, is_masked_lm)
     trained = config.to_dict()
     override_fields(config, known_overrides(config, arguments.config_overrides))
     if changed := [key for key, value in config.to_dict().items() if value != trained[key] and "dropout" not in key]:
@@ -185,6 +183,22 @@ def _load_model(arguments: LraModelArguments, task: Task, is_masked_lm: bool) ->
         model.encoder = AutoModel.from_pretrained(name, config=config)
         return model
     return _class_for(config, task).from_pretrained(name, config=config)
+
+
+def _set_dropouts(config: PreTrainedConfig, arguments: LraModelArguments, is_masked_lm: bool) -> None:
+    """What a recipe of fine-tuning says about dropout holds, in encoder and head, not one of pre-training."""
+    is_ours = config.model_type == _SKTFORMER
+    sizes = config if is_ours else SKTformerConfig(**config.head_config)
+    sizes.update({key: value for key, value in arguments.fields().items() if "dropout" in key})
+    if is_masked_lm:
+        _set_masked_dropout(sizes, arguments)
+    if is_ours:
+        return
+    overrides = known_overrides(sizes, arguments.config_overrides) or ""
+    override_fields(sizes, ",".join(o for o in overrides.split(",") if "dropout" in o.partition("=")[0]))
+    config.update(comparable_dropouts(config, sizes))
+    head = {key: value for key, value in vars(sizes).items() if key.endswith("_dropout_prob")}
+    config.head_config = config.head_config | head
 
 
 def _set_masked_dropout(config: PreTrainedConfig, arguments: LraModelArguments) -> None:

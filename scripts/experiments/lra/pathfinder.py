@@ -95,9 +95,9 @@ def _read_file(path: Path) -> Examples:
     try:
         with np.load(path) as arrays:
             images, labels = arrays["images"], arrays["labels"]
-    except (OSError, EOFError, ValueError, KeyError, AttributeError, zipfile.BadZipFile, zlib.error) as error:
+    except (OSError, EOFError, ValueError, KeyError, TypeError, zipfile.BadZipFile, zlib.error) as error:
         raise UserError(f"{path} cannot be read ({one_line(error)}); give an .npz with images and labels.") from error
-    if images.dtype != np.uint8 or images.shape != (len(images), SIZE * SIZE) or labels.shape != images.shape[:1]:
+    if images.dtype != np.uint8 or images.shape[1:] != (SIZE * SIZE,) or labels.shape != images.shape[:1]:
         raise UserError(
             f"{path}: images are {images.dtype} {images.shape}, labels {labels.shape}; images must be uint8 of "
             f"{SIZE} x {SIZE} pixels in a row each, with a label each."

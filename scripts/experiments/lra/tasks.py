@@ -115,6 +115,7 @@ class Task:
         labels (`tuple` of `str`): What there is to tell apart.
         num_values (`int`): What a value of an input can be: bytes, grey values, symbols.
         max_length (`int`): The published length.
+        count (`int`): Published examples, of all parts.
         read (callable): Its parts from the arguments.
         hub (`str`, *optional*): Its data set on the Hub.
         is_picture (`bool`): Whether an input is a square picture.
@@ -125,6 +126,7 @@ class Task:
     labels: tuple[str, ...]
     num_values: int
     max_length: int
+    count: int
     read: Callable[[LraArguments], dict[str, Examples]]
     hub: str | None = None
     is_picture: bool = False
@@ -214,13 +216,20 @@ def _read_pairs(arguments: LraArguments) -> dict[str, Examples]:
 
 
 TASKS: Mapping[str, Task] = {
-    "listops": Task("ListOps", tuple(map(str, range(10))), len(listops.VOCABULARY), LENGTHS["listops"], _read_listops),
-    "text": Task("Text", ("negative", "positive"), 256, LENGTHS["text"], _read_texts, hub=texts.IMDB),
-    "retrieval": Task("Retrieval", ("unrelated", "related"), 256, LENGTHS["retrieval"], _read_pairs, per_example=2),
+    "listops": Task(
+        *("ListOps", tuple(map(str, range(10))), len(listops.VOCABULARY), LENGTHS["listops"], _COUNTS["listops"]),
+        _read_listops,
+    ),
+    "text": Task("Text", ("negative", "positive"), 256, LENGTHS["text"], 50_000, _read_texts, hub=texts.IMDB),
+    "retrieval": Task(
+        "Retrieval", ("unrelated", "related"), 256, LENGTHS["retrieval"], 182_613, _read_pairs, per_example=2
+    ),
     "image": Task(
-        "Image", images.CLASSES, 256, LENGTHS["image"], _read_images, hub=images.HUB_DATASET, is_picture=True
+        "Image", images.CLASSES, 256, LENGTHS["image"], 60_000, _read_images, hub=images.HUB_DATASET, is_picture=True
     ),
     "pathfinder": Task(
-        "Pathfinder", ("apart", "connected"), 256, LENGTHS["pathfinder"], _read_pathfinder, is_picture=True
+        *("Pathfinder", ("apart", "connected"), 256, LENGTHS["pathfinder"], _COUNTS["pathfinder"]),
+        _read_pathfinder,
+        is_picture=True,
     ),
 }
