@@ -24,7 +24,7 @@ from transformers import DataCollatorWithPadding, PreTrainedModel, PreTrainedTok
 
 from experiments import training as progress
 from experiments.architectures import longest_input
-from experiments.arguments import CONFIGURATION, Command, UserError, parse_command, run_script
+from experiments.arguments import CONFIGURATION, Command, UserError, load_recipe, parse_command, run_script
 from experiments.classification.data import TextArguments, TextData, load_texts
 from experiments.classification.labels import SINGLE, checkpoint_problem, format_names
 from experiments.classification.metrics import METRICS, compute_metrics, measure, measure_baselines, probabilities
@@ -33,7 +33,7 @@ from experiments.fine_tuning import FineTuningArguments, Job, best_trial, check_
 from experiments.model_card import format_scores
 from experiments.models import CheckpointArguments, LoraArguments, add_lora, load_classifier, name_of_checkpoint
 from experiments.results import write_results
-from experiments.run_folder import recorded_arguments
+from experiments.run_folder import ARGUMENTS_FILE, recorded_arguments
 from experiments.text import classifier
 
 
@@ -51,6 +51,8 @@ def main() -> None:
     if not (trains or training.do_eval or training.overwrite) and (folder / "predictions.csv").exists():
         raise UserError(f"{folder} holds predictions; choose another --output_dir, or pass --overwrite.")
 
+    if not (trains or texts.max_seq_length or texts.excerpt_length):
+        texts.max_seq_length = trained_length(checkpoint.model_name_or_path)
     # Everything that can be wrong with the arguments is found before the folder is touched.
     tokenizer = classifier.load_text_tokenizer(checkpoint)
     wanted = ["train"] * trains + ["validation"] * (trains or training.do_eval) + ["test"] * training.do_predict
@@ -94,6 +96,13 @@ def main() -> None:
         print(write_results(folder / "report", results, [format_scores(results)]), end="")
     if job:  # again, with what has been written since
         progress.upload_run(training, folder, "Evaluated")
+
+
+def trained_length(name: str) -> int | None:
+    """The longest input that a checkpoint was fine-tuned on, where its folder says so."""
+    file = Path(name) / ARGUMENTS_FILE
+    recorded = load_recipe(file) if file.is_file() else {}
+    return recorded.get("max_seq_length") or recorded.get("excerpt_length")
 
 
 def input_length(texts: TextArguments, model: PreTrainedModel) -> int:

@@ -182,7 +182,7 @@ def test_a_run_that_is_cut_short_is_resumed_to_the_same_model(run, files, tmp_pa
         run("--train_file", files / "dev.csv", epochs=3)
 
 
-def test_excerpts_of_novels_are_counted_by_document(run, files):
+def test_excerpts_of_novels_are_counted_by_document(run, files, tmp_path, monkeypatch):
     folder = run(
         *("--train_file", files / "train" / "*.txt", "--test_file", files / "test" / "*.txt"),
         *("--label_from_file_name", "^([^_]+)_", "--excerpt_length", 12, "--max_excerpts_per_document", 4),
@@ -206,6 +206,13 @@ def test_excerpts_of_novels_are_counted_by_document(run, files):
     assert results["test, this model"]["document_accuracy"] == right / 3
     assert "document_accuracy" in results["test, TF-IDF"]
     assert AutoConfig.from_pretrained(folder).max_position_embeddings == 32
+    # A long text without excerpts is read as far as an excerpt reached in training, and not as far as the model could.
+    lengths: list[int] = []
+    monkeypatch.setattr(
+        run_classification, "input_length", lambda texts, _: lengths.append(texts.max_seq_length) or 12
+    )
+    run("--test_file", files / "test" / "*.txt", "--do_predict", "--output_dir", tmp_path / "later", model=folder)
+    assert {*lengths} == {12}
     # The card leaves out what names a place, and nothing that only sounds like it.
     card = (folder / "README.md").read_text()
     assert "label_from_file_name: ^([^_]+)_" in card
