@@ -208,9 +208,12 @@ def test_excerpts_of_novels_are_counted_by_document(run, files, tmp_path, monkey
     assert AutoConfig.from_pretrained(folder).max_position_embeddings == 32
     # A long text without excerpts is read as far as an excerpt reached in training, and not as far as the model could.
     lengths: list[int] = []
-    monkeypatch.setattr(
-        run_classification, "input_length", lambda texts, _: lengths.append(texts.max_seq_length) or 12
-    )
+
+    def note(texts, _):
+        lengths.append(texts.max_seq_length)
+        return texts.max_seq_length
+
+    monkeypatch.setattr(run_classification, "input_length", note)
     run("--test_file", files / "test" / "*.txt", "--do_predict", "--output_dir", tmp_path / "later", model=folder)
     assert {*lengths} == {12}
     # The card leaves out what names a place, and nothing that only sounds like it.
