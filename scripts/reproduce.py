@@ -42,8 +42,6 @@ def main() -> None:
     given = {name: value for name, value in command.given.items() if name in (*TEXT, "data_dir", "test_file")}
     if not given.keys() <= taken:
         raise UserError(f"The table {arguments.table} takes no --{' and no --'.join(sorted(given.keys() - taken))}.")
-    if arguments.parallel_runs > 1 and table.minutes:
-        raise UserError(f"--parallel_runs {arguments.parallel_runs}: runs of equal time go one after another.")
     tokenizer = train_tokenizer(table, given, arguments) if "tokenizer_name" in taken else {}
     outcomes = run_stages(table.stages, given | tokenizer, arguments)
     print(write_table(arguments.table, table, outcomes, given, arguments.seeds, Path(results.results_dir)))

@@ -277,6 +277,20 @@ def test_what_tables_share_is_run_once():
     assert {n for n, row in pretraining.rows().items() if rows.get(n) == row} == {"SKTformer", "SKTformer-best"}
 
 
+def test_what_was_tried_on_books_shares_rows_of_the_frontier_at_its_rates():
+    frontier, improvements = (TABLES[name].stages[0] for name in ("frontier", "improvements_books"))
+    alike = {field.name for field in fields(Stage)} - {"runs", "cases", "measures", "learning_rates"}
+    assert all(getattr(improvements, name) == getattr(frontier, name) for name in alike)
+    assert set(improvements.cases) < set(frontier.cases)
+    rows = improvements.rows()
+    shared = {name for name, row in frontier.rows().items() if rows.get(name) == row}
+    assert shared == {"SKTformer", "SKTformer-best"}
+    searches = json.loads((RESULTS / "frontier.json").read_text(encoding="utf-8"))["searches"]
+    for name in shared:
+        tried = {float(rate): loss for rate, loss in searches[f"{name}-512-3min"].items()}
+        assert improvements.learning_rates == (min(tried, key=tried.__getitem__),)
+
+
 def test_glue_starts_from_the_rows_of_the_pretraining_table_at_their_rates():
     compared, started = (TABLES[name].stages[0] for name in ("pretraining", "glue"))
     results = json.loads((RESULTS / "pretraining.json").read_text(encoding="utf-8"))

@@ -19,7 +19,7 @@ import reproduce
 from experiments import runs
 from experiments.analyses import lengthening
 from experiments.arguments import UserError, flag_values
-from experiments.comparisons import report
+from experiments.comparisons import report, stages
 from experiments.comparisons.stages import Case, ComparisonArguments, Curve, Measure, Stage, Table
 from experiments.comparisons.tables import TABLES
 from experiments.glue.tasks import TASKS
@@ -54,6 +54,8 @@ config = {"model_type": metrics["model_type"], "architectures": ["BertForMaskedL
 (folder / "config.json").write_text(json.dumps(config))
 (folder / "metrics.json").write_text(json.dumps(metrics))
 """
+
+OF_TEXT = ("pretraining", "improvements", "improvements_books", "frontier", "authorship", "glue")  # tables
 
 
 @pytest.fixture
@@ -242,17 +244,34 @@ def test_a_row_keeps_the_rate_that_it_says(make, stage, tmp_path):
 
 
 def test_time_is_spent_on_as_many_steps_as_it_holds(make, stage, tmp_path):
-    cases = (Case("short", "short", max_steps=100), Case("half a minute", "timed", minutes=0.5))
+    cases = (Case("short", "short", max_steps=100), Case("half a minute", "books", minutes=0.5))
     text, _ = make([replace(stage, cases=cases, search_steps=10)])
     assert "loss, half a minute" in text
     names = sorted(path.parent.name for path in (tmp_path / "out").rglob("ours*/metrics.json"))
-    assert [name for name in names if name.endswith("-0")] == ["ours-short-100-0.001-0", "ours-timed-0.5min-0.001-0"]
-    # A step of the search, whose seed is 100, has taken ten seconds.
-    assert "--max_steps 3 " in (tmp_path / "out" / "first" / "ours-timed-0.5min-0.001-0.log").read_text()
-    (searched,) = (tmp_path / "out").rglob("ours-timed-10-0.001-100/metrics.json")
-    searched.write_text(json.dumps({k: v for k, v in json.loads(searched.read_text()).items() if "time" not in k}))
-    with pytest.raises(UserError, match=r"ours-timed-10-0.001-100 was cut short .* measured no time; delete it"):
+    assert [name for name in names if name.endswith("-0")] == ["ours-books-0.5min-0.001-0", "ours-short-100-0.001-0"]
+    # A step of the short run, whose seed is 100, has taken ten seconds: three fit.
+    assert "--max_steps 3 " in (tmp_path / "out" / "first" / "ours-books-0.5min-0.001-0.log").read_text()
+    (timed,) = (tmp_path / "out").rglob("ours-books-timed-100-0.001-100/metrics.json")
+    timed.write_text(json.dumps({k: v for k, v in json.loads(timed.read_text()).items() if "time" not in k}))
+    with pytest.raises(UserError, match=r"ours-books-timed-100-0.001-100 was cut short .* no time; delete it"):
         make([replace(stage, cases=cases, search_steps=10)])
+
+
+def test_steps_are_timed_alone_and_trained_at_once(make, stage, tmp_path, monkeypatch):
+    started = []
+
+    def execute(runs, launcher, title, tolerated=None, at_once=1):
+        started.append((title, at_once))
+        execute_runs(runs, launcher, title, tolerated, at_once)
+
+    execute_runs = stages.execute_runs
+    monkeypatch.setattr(stages, "execute_runs", execute)
+    stage = replace(stage, cases=(Case("half a minute", "books", minutes=0.5),), search_steps=10)
+    text, results = make([stage], "--parallel_runs", 2)
+    assert started == [("first, learning rates", 2), ("first, times of steps", 1), ("first", 2)]
+    # The time is that of the short run, and not of trainings beside which others ran.
+    assert cells(text, "ours")[2] == "10000"
+    assert results["columns"][2]["values"]["ours"] == [10_000]
 
 
 def test_the_first_case_may_choose_for_all(make, stage, tmp_path):
@@ -266,23 +285,20 @@ def test_the_first_case_may_choose_for_all(make, stage, tmp_path):
     assert "at the edge of these: ours, theirs." in text
 
 
-def test_the_rate_of_the_first_case_takes_the_time_of_its_own(make, stage, tmp_path):
-    cases = (Case("short", "short", max_steps=100), Case("half a minute", "timed", minutes=0.5))
+def test_every_case_of_equal_time_is_timed_by_itself(make, stage, tmp_path):
+    cases = (Case("short", "short", max_steps=100), Case("half a minute", "books", minutes=0.5))
     make([replace(stage, cases=cases, search_steps=10, one_rate=True)])
-    names = sorted(path.parent.name for path in (tmp_path / "out").rglob("ours-timed*/metrics.json"))
-    # One short run tells how long a step takes, ten seconds: three fit.
-    assert [name for name in names if name.endswith("-100")] == ["ours-timed-100-0.001-100"]
-    assert "--max_steps 3 " in (tmp_path / "out" / "first" / "ours-timed-0.5min-0.001-0.log").read_text()
-    with pytest.raises(UserError, match="runs of equal time go one after another"):
-        make([replace(stage, cases=cases)], "--parallel_runs", 2)
+    names = sorted(path.parent.name for path in (tmp_path / "out").rglob("ours-books*/metrics.json"))
+    assert [name for name in names if name.endswith("-100")] == ["ours-books-timed-100-0.001-100"]
+    assert "--max_steps 3 " in (tmp_path / "out" / "first" / "ours-books-0.5min-0.001-0.log").read_text()
 
 
-def test_a_row_of_one_rate_is_timed_by_a_short_run_of_its_own(make, stage, tmp_path):
-    cases = (Case("half a minute", "timed", minutes=0.5),)
+def test_minutes_can_be_given(make, stage, tmp_path):
+    cases = (Case("half a minute", minutes=0.5),)
     make([replace(stage, cases=cases)], "--learning_rates", 0.01, "--minutes", 2)
     names = sorted(path.parent.name for path in (tmp_path / "out").rglob("ours*/metrics.json"))
-    assert names == ["ours-timed-100-0.01-100", *(f"ours-timed-2min-0.01-{seed}" for seed in (0, 1, 2))]
-    assert "--max_steps 12 " in (tmp_path / "out" / "first" / "ours-timed-2min-0.01-0.log").read_text()
+    assert names == [*(f"ours-2min-0.01-{seed}" for seed in (0, 1, 2)), "ours-timed-100-0.01-100"]
+    assert "--max_steps 12 " in (tmp_path / "out" / "first" / "ours-2min-0.01-0.log").read_text()
     with pytest.raises(UserError, match="--minutes: the table test is not of equal time; leave it out"):
         make([stage], "--minutes", 2)
     with pytest.raises(UserError, match="--minutes is 0; it must be above 0"):
@@ -298,7 +314,7 @@ def test_rows_and_title_follow_the_flags_of_all_runs(make, stage, tmp_path):
     assert log.index("--batch 16 --bf16") < log.index("--batch 16-best")
 
 
-@pytest.mark.parametrize("name", ["pretraining", "improvements", "frontier", "authorship", "glue"])
+@pytest.mark.parametrize("name", OF_TEXT)
 def test_improved_rows_have_the_sizes_of_the_others(name):
     arguments = ComparisonArguments(table=name, run_flags="--config_name sktformer-mini")
     rows = TABLES[name].with_arguments(arguments).stages[0].rows()
@@ -557,7 +573,7 @@ def test_tables_are_not_published_unless_a_folder_is_named():
 
 def test_all_rows_predict_alike():
     """The rule that logits are computed where something is predicted belongs to every row, ours or not."""
-    for name in ("pretraining", "improvements", "frontier", "authorship", "glue"):
+    for name in OF_TEXT:
         assert TABLES[name].stages[0].recipe()["sparse_prediction"] is True
 
 

@@ -24,7 +24,7 @@ from experiments.runs import Run, choose_launcher, execute_runs, read_runs
 
 
 SEARCH_SEED = 100  # chooses learning rates and is counted in no table
-_TIMED_STEPS = 100  # that tell how long a step takes, where no search does
+_TIMED_STEPS = 100  # that tell how long a step takes
 
 
 @dataclass
@@ -41,7 +41,7 @@ class ComparisonArguments:
     vocab_size: int = flag(4096, "Size of the tokenizer that all pre-trainings share.")
     minutes: float | None = flag(None, "Of tables of equal time: what a run has, by default the table's.")
     run_flags: str = flag("", "Further flags of all training runs, in quotes.")
-    parallel_runs: int = flag(1, "Runs at once, which share the cores; not for tables of equal time.")
+    parallel_runs: int = flag(1, "Runs at once, which share the cores; steps are timed one run after another.")
     launcher: str | None = flag(None, "Starts runs: by default python, on several GPUs accelerate launch. In quotes.")
     output_dir: str = flag("runs/reproduce", "Folder of the runs, shared by all tables.")
 
@@ -76,19 +76,20 @@ class Case:
     name: str = ""  # in the names of folders
     flags: tuple[str, ...] = ()
     max_steps: int | None = None  # where no recipe says it
-    minutes: float | None = None  # in place of steps: as many as a row takes in this time by those of a short run
+    minutes: float | None = None  # in place of steps: as many as a row takes in this time by a short run of its own
 
     @property
     def key(self) -> str:
         budget = f"{self.minutes:g}min" if self.minutes else self.max_steps
         return "-".join(map(str, filter(None, (self.name, budget))))
 
-    def in_steps(self, timed: Path) -> "Case":
-        """The same with the steps that fit into its minutes, by the time that those of a short run have taken."""
-        time = read_json(timed).get("step_time_ms")
-        if time is None:
-            raise UserError(f"{timed.parent} was cut short behind its last step, and measured no time; delete it.")
-        return replace(self, max_steps=max(1, round(60_000 * (self.minutes or 0) / time)))
+    def timed(self) -> "Case":
+        """The short run that tells how long a step takes."""
+        return replace(self, name="-".join(filter(None, (self.name, "timed"))), max_steps=_TIMED_STEPS, minutes=None)
+
+    def in_steps(self, step_time: float) -> "Case":
+        """The same with the steps that fit into its minutes, where one takes so many milliseconds."""
+        return replace(self, max_steps=max(1, round(60_000 * (self.minutes or 0) / step_time)))
 
 
 @dataclass(frozen=True)
@@ -257,22 +258,31 @@ class _StageRuns:
         if searches := [run for key in needed for run in tried[key].values()]:
             self.execute(searches, f"{self.stage.folder}, learning rates", "Training has diverged")
         outcomes = {key: _choose_rate(key[0], of_cell) for key, of_cell in tried.items()}
-        timed: dict[tuple[str, str], Run] = {}
-        for name, case in (cell for cell in cells if cell[1].minutes):
-            searched = len(rates[name]) > 1 and chooses[case] is case
-            short = replace(case, max_steps=steps if searched else _TIMED_STEPS, minutes=None)
-            timed[name, case.key] = self.plan(name, short, outcomes[name, case.key].rate)
-        if timed:
-            self.execute(timed.values(), f"{self.stage.folder}, times of steps")
+        times = self.time_steps({(name, case): outcomes[name, case.key].rate for name, case in cells if case.minutes})
         runs: dict[tuple[str, str, int], Run] = {}
         for seed, (name, case) in itertools.product(self.arguments.seeds, cells):
-            of_length = case.in_steps(timed[name, case.key].result) if case.minutes else case
+            of_length = case.in_steps(times[name, case.key]) if case.minutes else case
             runs[name, case.key, seed] = self.plan(name, of_length, outcomes[name, case.key].rate, seed)
         self.execute(runs.values(), self.stage.folder)
         for (name, key, _), run in runs.items():
             outcomes[name, key].folders.append(run.result.parent)
-            outcomes[name, key].metrics.append(read_json(run.result))
+            # What chose the steps is what the table says, whatever ran beside the training.
+            time = {"step_time_ms": times[name, key]} if (name, key) in times else {}
+            outcomes[name, key].metrics.append(read_json(run.result) | time)
         return outcomes
+
+    def time_steps(self, rates: Mapping[tuple[str, Case], float | None]) -> dict[tuple[str, str], float]:
+        """How many milliseconds a step takes, by row and key of the case: in short runs, one after another."""
+        runs = {(name, case.key): self.plan(name, case.timed(), rate) for (name, case), rate in rates.items()}
+        if runs:
+            self.execute(runs.values(), f"{self.stage.folder}, times of steps", at_once=1)
+        times: dict[tuple[str, str], float] = {}
+        for key, run in runs.items():
+            time = read_json(run.result).get("step_time_ms")
+            if time is None:
+                raise UserError(f"{run.folder} was cut short behind its last step, and measured no time; delete it.")
+            times[key] = time
+        return times
 
     def plan(self, name: str, case: Case, rate: float | None, seed: int = SEARCH_SEED) -> Run:
         """One run of a row."""
@@ -293,9 +303,11 @@ class _StageRuns:
         folder = Path(self.arguments.output_dir) / self.stage.folder / "-".join(filter(None, words))
         return Run(self.stage.script, tuple(flags), folder, self.stage.result.format(case=case.name))
 
-    def execute(self, runs: Iterable[Run], title: str, tolerated: str | None = None) -> None:
-        launcher, at_once = choose_launcher(self.arguments.launcher), self.arguments.parallel_runs
-        execute_runs(list(dict.fromkeys(runs)), launcher, title, tolerated, at_once)
+    def execute(
+        self, runs: Iterable[Run], title: str, tolerated: str | None = None, at_once: int | None = None
+    ) -> None:
+        launcher = choose_launcher(self.arguments.launcher)
+        execute_runs(list(dict.fromkeys(runs)), launcher, title, tolerated, at_once or self.arguments.parallel_runs)
 
 
 def _choose_rate(name: str, tried: Mapping[float, Run]) -> Outcome:
