@@ -285,6 +285,13 @@ def test_the_first_case_may_choose_for_all(make, stage, tmp_path):
     assert "at the edge of these: ours, theirs." in text
 
 
+def test_costs_have_no_spread_and_no_winner(make, stage):
+    measures = (Measure("loss", "eval_loss", "lowest"), Measure("cost", "seed", format=".1f"))
+    text, _ = make([replace(stage, cases=(Case("short", max_steps=100),), measures=measures)], "--seeds", 0, 1)
+    assert cells(text, "ours")[:2] == ["4.950 ± 0.071", "0.5"]
+    assert "\nBest: loss theirs (not ours).\n" in text
+
+
 def test_every_case_of_equal_time_is_timed_by_itself(make, stage, tmp_path):
     cases = (Case("short", "short", max_steps=100), Case("half a minute", "books", minutes=0.5))
     make([replace(stage, cases=cases, search_steps=10, one_rate=True)])

@@ -104,7 +104,7 @@ def _analysis(task: str, runs: str, title: str) -> Table:
 
 def _self_pretraining(task: str) -> Table:
     """Masked self-pretraining on the task's own training inputs, and none."""
-    measure = Measure("masked values guessed (%)", "eval_accuracy", format=".2f", factor=100)
+    measure = _accuracy("masked values guessed (%)", "eval_accuracy")
     first = _stage(task, "masked", "lra_masked", (Case(_TITLES[task]),), (measure,))
     recipes = (*first.recipes, "lra/self_pretraining.yaml")
     last = _stage(

@@ -22,9 +22,9 @@ class Column:
     values: dict[str, list[float]]
 
     def cell(self, row: str) -> str:
-        """The mean, with its standard deviation where there are several values."""
+        """The mean, with its standard deviation where there are several values; of costs the mean alone."""
         values = self.values.get(row, [])
-        statistic = (statistics.mean, statistics.stdev)[: len(values)]
+        statistic = (statistics.mean, statistics.stdev)[: min(len(values), 2 if self.measure.best else 1)]
         return " ± ".join(format(of(values), self.measure.format) for of in statistic)
 
     def winner(self, rows: Iterable[str] | None = None) -> str:

@@ -60,7 +60,7 @@ class Measure:
 
     title: str
     key: str  # in the metrics of a run
-    best: Literal["lowest", "highest"] | None = None
+    best: Literal["lowest", "highest"] | None = None  # what is a cost or a setting has none, and no spread
     format: str = ".3f"
     factor: float = 1.0  # times what the metrics say
     pooled: bool = False  # one column for all cases, with the median: for times
