@@ -75,14 +75,11 @@ class FineTuningArguments(HeadArguments):
             raise UserError("--early_stopping_patience needs evaluations while training; add --eval_strategy.")
         super().__post_init__()
         require_at_least(1, self, "seeds", "early_stopping_patience")
-        unused = "--prediction_loss_only, --batch_eval_metrics and --eval_do_concat_batches"
-        in_parts = self.prediction_loss_only or self.batch_eval_metrics or not self.eval_do_concat_batches
         for is_wrong, message in (
             (self.search and self.seeds > 1, "--search tries values with one seed; use --seeds after it."),
             (self.search and self.max_steps > 0, "--search tries epochs, which --max_steps overrides; leave it out."),
             (self.search and not all(grid), "--search needs at least one value for each of its --search_* flags."),
             (self.push_to_hub and several, "--push_to_hub pushes one model; leave out --search and --seeds."),
-            (in_parts, f"The metrics need all predictions at once; leave out {unused}."),
         ):
             if is_wrong:
                 raise UserError(message)

@@ -1,5 +1,6 @@
 """Model cards for checkpoints that the scripts train."""
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -42,7 +43,10 @@ With `scripts/{script}` of SKTformer and these arguments; those that name places
 {arguments}```
 """
 # Arguments that name places of the machine the model was trained on, or are nobody's business.
-_LOCAL = re.compile(r"hub_.*|.*(_dir|_file|_name_or_path|_checkpoint)|tokenizer_name|config_name|datasets|run_name")
+_LOCAL = re.compile(
+    r"hub_.*|.*(_dir|_file|_name_or_path|_checkpoint)|tokenizer_name|config_name|datasets|run_name"
+    r"|deepspeed|(fsdp|accelerator|parallelism)_config"
+)
 _PIPELINE = "from transformers import pipeline\n\n"
 _USES = {
     "fill-mask": _PIPELINE
@@ -97,7 +101,7 @@ def write_card(folder: str | Path, facts: CardFacts, metrics: Mapping[str, Any],
             for name, value in facts.scores.items()
         ],
     )
-    portable = {name: value for name, value in arguments.items() if not _LOCAL.fullmatch(name)}
+    portable = {name: value for name, value in arguments.items() if not (_LOCAL.fullmatch(name) or _is_place(value))}
     remote = ", trust_remote_code=True" if model_type == "sktformer" else ""
     content = _CARD.format(
         title=title,
@@ -107,6 +111,11 @@ def write_card(folder: str | Path, facts: CardFacts, metrics: Mapping[str, Any],
         **vars(facts),
     )
     ModelCard(content, ignore_metadata_errors=True).save(Path(folder) / "README.md")
+
+
+def _is_place(value: Any) -> bool:
+    """Whether a value names a folder or file of this machine, as a data set may."""
+    return isinstance(value, str) and os.path.exists(os.path.expanduser(value))
 
 
 def write_classifier_card(

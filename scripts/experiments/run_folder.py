@@ -32,6 +32,8 @@ State: TypeAlias = Literal["new", "resumed", "grown", "finished"]
 ARGUMENTS_FILE = "arguments.yaml"
 METRICS_FILE = "metrics.json"
 RUN_FILE = "run.json"
+# Where a run that --overwrite deletes waits until the one in its place has come to something.
+_SET_ASIDE = ".overwritten"
 # What a process that was killed, or met a full disk, may leave behind.
 _LEFT_OVER = re.compile(r"\.lock|\.(arguments\.yaml|run\.json)\.\d+")
 # What is said about one start and is no part of the run, and what must not be written down.
@@ -123,8 +125,8 @@ def claim_run_folder(
     Hold a folder that [`check_run_folder`] has let pass, for as long as the run lasts; yields what that returns.
 
     `run.json` then says what the run is, and `arguments.yaml` how it was started ([`recorded_arguments`]). A folder
-    that was new is left as it was if the run ends with a `UserError` before its first checkpoint. Raises a `UserError`
-    if another process holds the folder, or it cannot be written.
+    that was new, or is overwritten, is left as it was if the run ends with a `UserError` before its first checkpoint.
+    Raises a `UserError` if another process holds the folder, or it cannot be written.
     """
     folder = Path(folder)
     existed, lock = folder.exists(), FileLock(folder / ".lock")
@@ -139,7 +141,7 @@ def claim_run_folder(
     try:
         state = check_run_folder(folder, identity, overwrite)
         if state == "new":
-            _empty(folder)
+            _set_aside(folder)
         elif state == "grown":
             (folder / METRICS_FILE).unlink()
         if state in ("resumed", "grown"):
@@ -153,13 +155,15 @@ def claim_run_folder(
             yield state
         except UserError:
             # What is finished stays, and so do runs in folders of this one, which are its work.
-            done = [find_checkpoint(folder), *folder.glob(METRICS_FILE), *folder.glob(f"*/{RUN_FILE}")]
+            done = [find_checkpoint(folder), *folder.glob(METRICS_FILE), *folder.glob(f"[!.]*/{RUN_FILE}")]
             if state == "new" and not any(done):
-                _empty(folder)
+                _restore(folder)
                 (folder / ".lock").unlink(missing_ok=True)
                 if not existed:
                     folder.rmdir()
             raise
+        finally:
+            shutil.rmtree(folder / _SET_ASIDE, ignore_errors=True)
     finally:
         lock.release()
 
@@ -174,13 +178,30 @@ def find_checkpoint(folder: str | Path) -> str | None:
     return complete[max(complete)] if complete else None
 
 
-def _empty(folder: Path) -> None:
-    """Delete what is in a folder but for the lock that is held."""
-    for path in folder.iterdir():
+def _contents(folder: Path) -> list[Path]:
+    """What is in a folder but for the lock that is held and what was set aside."""
+    return [path for path in folder.iterdir() if path.name not in (".lock", _SET_ASIDE)]
+
+
+def _set_aside(folder: Path) -> None:
+    """Empty a folder in a way that [`_restore`] undoes."""
+    shutil.rmtree(folder / _SET_ASIDE, ignore_errors=True)  # of a process that was killed
+    for path in _contents(folder):
+        (folder / _SET_ASIDE).mkdir(exist_ok=True)
+        path.rename(folder / _SET_ASIDE / path.name)
+
+
+def _restore(folder: Path) -> None:
+    """Delete what has come into a folder since [`_set_aside`], and put back what was there."""
+    for path in _contents(folder):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
-        elif path.name != ".lock":
+        else:
             path.unlink()
+    if (folder / _SET_ASIDE).is_dir():
+        for path in (folder / _SET_ASIDE).iterdir():
+            path.rename(folder / path.name)
+        (folder / _SET_ASIDE).rmdir()
 
 
 def _differences(there: dict[str, Any], here: dict[str, Any], prefix: str = "") -> list[str]:

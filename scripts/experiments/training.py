@@ -69,6 +69,15 @@ class RunArguments(TrainingArguments):
         require_at_least(0, self, "learning_rate", "weight_decay", "max_grad_norm", "warmup_steps")
         if self.max_steps <= 0 and self.num_train_epochs <= 0:
             raise UserError(f"--num_train_epochs {self.num_train_epochs:g} must be more than 0.")
+        if self.prediction_loss_only or self.batch_eval_metrics or not self.eval_do_concat_batches:
+            unused = "--prediction_loss_only, --batch_eval_metrics and --eval_do_concat_batches"
+            raise UserError(f"The metrics need all predictions at once; leave out {unused}.")
+        if self.save_only_model:
+            raise UserError(
+                "--save_only_model leaves no run that could go on; --save_total_limit keeps fewer instead."
+            )
+        # Whose copies of a collator would not hear of a new epoch, by which masks are numbered.
+        self.dataloader_persistent_workers = False
 
     @property
     def num_readers(self) -> int:
@@ -104,6 +113,9 @@ def prepare(training: RunArguments, given: dict[str, Any]) -> None:
         _check_upload(training, given)
     _check_processes(training)
     _set_threads(training)
+    folder, cache = Path(str(training.output_dir)).resolve(), given.get("cache_dir")
+    if cache and Path(cache).expanduser().resolve().is_relative_to(folder):
+        raise UserError(f"--cache_dir {cache} lies in --output_dir, which is a run's alone; name a folder outside.")
     checkpoint = training.resume_from_checkpoint
     if str(checkpoint).lower() == "true":
         training.resume_from_checkpoint = None  # which is what happens anyway: the folder's newest is looked for
@@ -299,6 +311,11 @@ class ExperimentTrainer(Trainer):
             names = ", ".join(name.removeprefix("eval_") for name in logs if name.startswith("eval_"))
             raise UserError(f"--metric_for_best_model {best}: there is no such metric; give one of {names}.")
         super().log(logs, *args, **kwargs)
+
+    def _init_training_state(self, max_steps: int, *args: Any, **kwargs: Any) -> tuple[int, int]:
+        found = super()._init_training_state(max_steps, *args, **kwargs)
+        self.state.compute_steps(self.args, max_steps)  # of this start, not of the one that left the checkpoint
+        return found
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
         # A run that is cut short behind its last checkpoint is resumed within an epoch that has a next batch.

@@ -63,8 +63,9 @@ def test_streams_are_bounded_too(tmp_path, processes):
     blocks = load(tmp_path, mlm, streaming=True, preprocessing_num_workers=processes)
     whole = load(tmp_path, MaskedLMArguments(max_seq_length=32))
     assert blocks.is_stream
-    trained = sorted(block["input_ids"] for block in blocks.train)
-    assert trained == sorted(whole.train["input_ids"][:7])
+    trained = [block["input_ids"] for block in blocks.train.take(14)]
+    assert sorted(trained[:7]) == sorted(whole.train["input_ids"][:7])
+    assert trained[7:] == trained[:7]  # a stream has no end
     assert blocks.evaluation["input_ids"][:] == whole.evaluation["input_ids"][:3]
     assert blocks.description.startswith("a stream, evaluated on 3 blocks")
 
@@ -80,6 +81,19 @@ def test_text_that_fills_no_block_is_explained(tmp_path):
         load(tmp_path, mlm)
     with pytest.raises(UserError, match="no text to evaluate on"):
         load(tmp_path, mlm, validation_file=None, validation_fraction=0)
+
+
+def test_text_that_the_tokenizer_does_not_know_is_explained(tmp_path, caplog):
+    mlm = MaskedLMArguments(max_seq_length=32)
+    words = make_texts(1)[0].split()
+    for unknown, known in ((100, 0), (60, 40)):
+        text = write(tmp_path / f"{unknown}.txt", " ".join(["жук"] * unknown + (words * 40)[:known]))
+        with pytest.raises(UserError, match=rf"{unknown}% of the evaluation text are \[UNK\].*--tokenizer_name"):
+            load(tmp_path, mlm, validation_file=[text])
+    assert not caplog.records
+    text = write(tmp_path / "some.txt", " ".join(["жук"] * 20 + (words * 80)[:80]))
+    assert load(tmp_path, mlm, validation_file=[text]).unigram_loss > 0
+    assert "20% of the evaluation text are [UNK]" in caplog.text
 
 
 def test_blocks_are_spread_evenly():

@@ -67,6 +67,21 @@ def test_masking_follows_the_recipe(tokenizer):
     assert "attention_mask" not in batch
 
 
+def test_a_batch_of_few_tokens_has_one_masked(tokenizer):
+    blocks, chosen = list(make_blocks([5, 4])), set()
+    collator = MaskingCollator(tokenizer=tokenizer, mlm_probability=1e-6, seed=0)
+    for _ in range(100):
+        batch = collator(blocks)
+        ((row, column),) = (batch["labels"] != IGNORE_INDEX).nonzero().tolist()
+        assert batch["labels"][row, column] == blocks[row]["input_ids"][column]
+        assert batch["input_ids"][row, column] == tokenizer.mask_token_id
+        chosen.add((row, column))
+    assert chosen == {(0, 1), (0, 2), (0, 3), (1, 1), (1, 2)}
+    # Where there is nothing to predict nothing is.
+    batch = collator([{"input_ids": [2, 1, 3]}])
+    assert bool((batch["labels"] == IGNORE_INDEX).all())
+
+
 def test_shorter_blocks_are_padded_and_masked_out(tokenizer):
     batch = MaskingCollator(tokenizer=tokenizer, seed=0)(list(make_blocks([12, 5])))
     assert batch["attention_mask"].tolist() == [[1] * 12, [1] * 5 + [0] * 7]

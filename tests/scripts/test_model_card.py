@@ -22,6 +22,8 @@ def test_a_card_names_what_the_hub_asks_for(tmp_path, base_model, named, monkeyp
         base_model=base_model,
     )
     arguments = {"license": "mit", "language": "de", "learning_rate": 0.1, "train_file": "/home/someone/a.txt"}
+    arguments |= {"dataset_name": str(tmp_path / "folder"), "deepspeed": "/home/someone/zero.json"}
+    arguments |= {"accelerator_config": {"folder": "/home/someone"}, "validation_name": "owner/name"}
     write_card(tmp_path / "folder", facts, {"model_type": "bert"}, arguments)
     card = ModelCard.load(tmp_path / "folder" / "README.md")
     data = card.data
@@ -36,3 +38,5 @@ def test_a_card_names_what_the_hub_asks_for(tmp_path, base_model, named, monkeyp
     assert (data.model_name, result.dataset_type) == ("folder", "Salesforce/wikitext")
     assert "learning_rate: 0.1" in card.text
     assert "someone" not in card.content
+    assert str(tmp_path) not in card.content
+    assert "validation_name: owner/name" in card.text

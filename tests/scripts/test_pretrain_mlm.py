@@ -237,8 +237,10 @@ def test_evaluation_in_between_changes_nothing(tmp_path, recipe, monkeypatch):
     assert losses[0] == losses[1]
 
 
-def test_a_run_that_is_cut_short_ends_as_if_it_had_not_been(tmp_path, recipe, monkeypatch):
-    run(monkeypatch, "--recipe", recipe, "--output_dir", tmp_path / "whole")
+@pytest.mark.parametrize("flags", [[], ["--streaming", "--max_train_samples", "6"]])
+def test_a_run_that_is_cut_short_ends_as_if_it_had_not_been(tmp_path, recipe, monkeypatch, flags):
+    flags = ["--recipe", recipe, *flags]  # of the stream, in its second pass
+    run(monkeypatch, *flags, "--output_dir", tmp_path / "whole")
 
     def cut(trainer, *args, **kwargs):
         if trainer.state.global_step == 3:
@@ -249,14 +251,19 @@ def test_a_run_that_is_cut_short_ends_as_if_it_had_not_been(tmp_path, recipe, mo
     with monkeypatch.context() as context:
         context.setattr(MaskedLMTrainer, "training_step", cut)
         with pytest.raises(Stopped):
-            run(context, "--recipe", recipe)
+            run(context, *flags)
     folder = tmp_path / "run"
     assert find_checkpoint(folder) == str(folder / "checkpoint-2")
     (folder / "checkpoint-3").mkdir()  # begun when the power went: not one to go on from
     assert find_checkpoint(folder) == str(folder / "checkpoint-2")
     assert not (folder / "metrics.json").exists()
-    run(monkeypatch, "--recipe", recipe)
-    assert metrics_of(folder)["eval_loss"] == pytest.approx(metrics_of(tmp_path / "whole")["eval_loss"], rel=1e-5)
+    run(monkeypatch, *flags)
+    for name in ("loss", "eval_loss"):
+        there, here = (
+            [entry[name] for entry in metrics_of(place)["history"] if name in entry]
+            for place in (tmp_path / "whole", folder)
+        )
+        assert here == pytest.approx(there, rel=1e-5)
 
 
 @pytest.mark.slow
@@ -399,6 +406,8 @@ def test_overwriting_is_for_runs_alone(tmp_path, recipe, monkeypatch):
         run(monkeypatch, "--recipe", recipe, "--overwrite", "--tokenizer_name", folder / "tokenizer", "--seed", 5)
     with pytest.raises(UserError, match="not divisible"):
         run(monkeypatch, "--recipe", recipe, "--overwrite", "--config_overrides", "hidden_size=30")
+    with pytest.raises(UserError, match="does not fill one block"):  # which shows late
+        run(monkeypatch, "--recipe", recipe, "--overwrite", "--max_seq_length", 4000, "--full_blocks_only")
     assert (folder / "model.safetensors").stat().st_mtime_ns == before
     assert "overwrite" not in (folder / "arguments.yaml").read_text()
     run(monkeypatch, "--recipe", recipe, "--overwrite", "--seed", 5)

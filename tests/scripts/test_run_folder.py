@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import re
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -133,6 +134,35 @@ def test_a_mistake_before_the_first_checkpoint_leaves_nothing(tmp_path):
     with pytest.raises(UserError, match="diverged"):
         diverge()
     assert folder_state(folder, identity()) == "resumed"
+
+
+def files_of(folder):
+    return {path.relative_to(folder): path.read_text() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_mistake_before_the_first_checkpoint_leaves_what_was_to_be_overwritten(tmp_path):
+    folder = tmp_path / "run"
+    finish(folder, identity())
+    write_json(folder / "trial" / "run.json", {})  # a run in this one's folder
+    before = files_of(folder)
+
+    def replace(*made):
+        with claim_run_folder(folder, identity(seed=2), {}, overwrite=True):
+            assert folder_state(folder, identity(seed=2)) == "resumed"
+            for name in made:
+                write_json(folder / name, {})
+            raise UserError("wrong")
+
+    with pytest.raises(UserError, match="wrong"):
+        replace("tokenizer/tokenizer.json")
+    assert files_of(folder) | {Path(".lock"): ""} == before | {Path(".lock"): ""}
+    with pytest.raises(UserError, match="wrong"):
+        replace("tokenizer/tokenizer.json", "checkpoint-2/trainer_state.json")
+    assert sorted(path.name for path in folder.iterdir() if path.name != ".lock") == [
+        "arguments.yaml", "checkpoint-2", "run.json", "tokenizer"
+    ]  # fmt: skip
+    assert finish(folder, identity(), overwrite=True) == "new"
+    assert {path.name for path in folder.iterdir()} <= {file.name for file in before} | {".lock"}
 
 
 def hold(folder, held, done):

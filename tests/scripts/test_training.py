@@ -47,9 +47,11 @@ class Line(nn.Module):
         return SequenceClassifierOutput(loss=loss, logits=x)
 
 
+ROWS = Dataset.from_dict({"x": [0.5, 1.0, 1.5, 2.0], "labels": [0, 0, 0, 0]})
+
+
 def train(training, model=None):
-    rows = Dataset.from_dict({"x": [0.5, 1.0, 1.5, 2.0], "labels": [0, 0, 0, 0]})
-    trainer = ExperimentTrainer(model=model or Line(), args=training, train_dataset=rows, eval_dataset=rows)
+    trainer = ExperimentTrainer(model=model or Line(), args=training, train_dataset=ROWS, eval_dataset=ROWS)
     trainer.train()
     return trainer
 
@@ -211,6 +213,8 @@ def test_what_decides_which_checkpoint_is_kept_decides_the_result(tmp_path, flag
         (["--report_to", "carrier_pigeon"], "--report_to .*carrier_pigeon.*not supported"),
         (["--num_threads", "0"], "--num_threads is 0"),
         (["--seed", "-1"], "--seed -1"),
+        (["--prediction_loss_only", "True"], "need all predictions at once"),
+        (["--save_only_model"], "--save_only_model .*--save_total_limit"),
     ],
 )
 def test_mistakes_are_found_before_anything_is_read(tmp_path, flags, message, monkeypatch):
@@ -220,6 +224,32 @@ def test_mistakes_are_found_before_anything_is_read(tmp_path, flags, message, mo
     with pytest.raises(UserError, match=message) as error:
         prepare(arguments(tmp_path, *flags), {})
     assert "\n" not in str(error.value)
+
+
+def test_a_cache_is_no_part_of_a_run(tmp_path):
+    for cache in (tmp_path / "run" / "cache", tmp_path / "run"):
+        with pytest.raises(UserError, match=r"--cache_dir .* lies in --output_dir"):
+            prepare(arguments(tmp_path), {"cache_dir": str(cache)})
+    prepare(arguments(tmp_path), {"cache_dir": str(tmp_path / "runs")})
+
+
+def test_what_is_logged_and_saved_is_said_by_each_start(tmp_path):
+    flags = ["--eval_strategy", "steps", "--save_strategy", "steps"]
+    flags += ["--logging_steps", "1", "--eval_steps", "2", "--save_steps", "2"]
+    train(arguments(tmp_path, *flags, "--max_steps", "2"))
+    flags[5::2] = "3", "4", "5"
+    trainer = ExperimentTrainer(
+        model=Line(), args=arguments(tmp_path, *flags, "--max_steps", "8"), train_dataset=ROWS, eval_dataset=ROWS
+    )
+    trainer.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-2"))
+    logged = {name: [e["step"] for e in trainer.state.log_history if name in e] for name in ("loss", "eval_loss")}
+    assert logged == {"loss": [1, 2, 3, 6], "eval_loss": [2, 4, 8]}
+    assert {path.name for path in (tmp_path / "run").glob("checkpoint-*")} >= {"checkpoint-2", "checkpoint-5"}
+
+
+def test_workers_are_told_of_every_epoch(tmp_path):
+    assert not arguments(tmp_path, "--dataloader_num_workers", "2", "--dataloader_persistent_workers", "True"
+    ).dataloader_persistent_workers  # fmt: skip
 
 
 def test_several_gpus_in_one_process_are_refused(tmp_path, monkeypatch):

@@ -1,5 +1,6 @@
 """What masked language modelling reads: a tokenizer, and a corpus packed into blocks for one architecture."""
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from experiments.text.packing import count_tokens, mix_blocks, prepare_blocks, s
 from experiments.text.source import TextSource
 from experiments.text.tokenizer import sample_texts, save_tokenizer, train_wordpiece
 
+
+logger = logging.getLogger(__name__)
 
 # Their implementations in transformers take inputs of one length alone.
 FIXED_LENGTH_MODELS = ("nystromformer",)
@@ -76,7 +79,7 @@ def load_blocks(command: Command, corpus: Corpus, tokenizer: PreTrainedTokenizer
     Pack a corpus into blocks for an architecture, and measure what unigram frequencies would score.
 
     Sources are mixed, and streams shuffled, in an order that follows from the seed of a command's training. Raises a
-    `UserError` if there is no text to evaluate on, or too little for a block.
+    `UserError` if there is no text to evaluate on, too little for a block, or most of it unknown to the tokenizer.
     """
     _, corpus_arguments, mlm_arguments, training = command.groups
     length, single, seed = mlm_arguments.max_seq_length, corpus_arguments.one_document_per_block, training.seed
@@ -98,6 +101,7 @@ def load_blocks(command: Command, corpus: Corpus, tokenizer: PreTrainedTokenizer
     whole = mix_blocks(prepare("evaluation", corpus.validation, most if corpus_arguments.streaming else None))
     evaluation = spread(whole, most)
     evaluation_counts = count_tokens(evaluation, len(tokenizer))
+    _check_known(evaluation_counts, tokenizer)
     train: Dataset | IterableDataset
     if corpus_arguments.streaming:
         streams = [stream_blocks(source, tokenizer, length, single, training.num_readers) for source in corpus.train]
@@ -106,7 +110,9 @@ def load_blocks(command: Command, corpus: Corpus, tokenizer: PreTrainedTokenizer
             train = train.filter(lambda block: len(block["input_ids"]) == length)
         if mlm_arguments.max_train_samples:
             train = train.take(mlm_arguments.max_train_samples)
-        train = train.shuffle(seed=seed, buffer_size=10_000)
+        # Every reader begins again by itself: none waits for another that has more blocks, and a resumed run, whose
+        # Trainer knows of no passes over a stream, skips what it has seen whichever pass that was in.
+        train = train.shuffle(seed=seed, buffer_size=10_000).repeat(None)
         # The frequencies of a stream are not known before its end; the evaluation text's own are the harder baseline.
         counts, size = evaluation_counts, "a stream"
     else:
@@ -118,6 +124,20 @@ def load_blocks(command: Command, corpus: Corpus, tokenizer: PreTrainedTokenizer
     read = f"{_count_of(evaluation, whole)} blocks with {evaluation_counts.sum():,} tokens{hint}"
     unigram_loss = unigram_cross_entropy(counts, evaluation_counts, tokenizer.all_special_ids)
     return Blocks(train, evaluation, unigram_loss, counts, f"{size}, evaluated on {read}")
+
+
+def _check_known(counts: np.ndarray, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Refuse text that is mostly unknown to a tokenizer, and say it where much of it is."""
+    unknown = tokenizer.unk_token_id
+    if unknown in (None, tokenizer.cls_token_id, tokenizer.sep_token_id):
+        return
+    others = [token for token in tokenizer.all_special_ids if token != unknown]
+    share = counts[unknown] / max(counts.sum() - counts[others].sum(), 1)
+    what = f"{share:.0%} of the evaluation text are {tokenizer.unk_token}, which the tokenizer does not know"
+    if share > 0.5:
+        raise UserError(f"{what}; give a --tokenizer_name that was made for this text, or leave it out to train one.")
+    if share > 0.05:
+        logger.warning("%s.", what)
 
 
 def spread(blocks: Dataset, count: int | None) -> Dataset:

@@ -36,7 +36,8 @@ class MaskingCollator(DataCollatorForLanguageModeling):
     short sees the masks that it would have seen, and two processes those of one that accumulates two batches.
 
     Examples that carry labels, as evaluation blocks do ([`mask_once`]), are only padded. A mask that keeps every token
-    is left out, so that architectures that take inputs of one length alone can be trained too.
+    is left out, so that architectures that take inputs of one length alone can be trained too. A batch of so few
+    tokens that none was chosen gets one masked: a mean over none is no loss.
     """
 
     process_index: int = 0
@@ -54,9 +55,19 @@ class MaskingCollator(DataCollatorForLanguageModeling):
         else:
             self.generator = torch.Generator().manual_seed(self._next_seed())
             batch = dict(super().torch_call(examples))
+            if not bool((batch["labels"] != IGNORE_INDEX).any()):
+                self._mask_one(batch)
         if bool(batch["attention_mask"].all()):
             del batch["attention_mask"]
         return batch
+
+    def _mask_one(self, batch: dict[str, torch.Tensor]) -> None:
+        special = torch.tensor(self.tokenizer.all_special_ids)
+        places = torch.isin(batch["input_ids"], special, invert=True).nonzero()
+        if len(places):
+            row, column = places[int(torch.randint(len(places), (), generator=self.generator))]
+            batch["labels"][row, column] = batch["input_ids"][row, column]
+            batch["input_ids"][row, column] = self.tokenizer.mask_token_id
 
     def _next_seed(self) -> int:
         # Workers of a data loader take batches in turn and count their own.
