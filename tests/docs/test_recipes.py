@@ -2,7 +2,7 @@
 
 import json
 import sys
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -275,6 +275,13 @@ def test_what_tables_share_is_run_once():
     assert set(improvements.cases) < set(pretraining.cases)
     rows = improvements.rows()
     assert {n for n, row in pretraining.rows().items() if rows.get(n) == row} == {"SKTformer", "SKTformer-best"}
+
+
+def test_the_longer_frontier_shares_searches_and_timed_runs():
+    frontier, longer = (TABLES[name].stages[0] for name in ("frontier", "frontier_longer"))
+    assert replace(longer, cases=frontier.cases) == frontier
+    assert {case.timed() for case in longer.cases} < {case.timed() for case in frontier.cases}
+    assert longer.cases[0].timed() == frontier.cases[0].timed()  # whose search chooses for all
 
 
 def test_what_was_tried_on_books_shares_rows_of_the_frontier_at_its_rates():

@@ -55,7 +55,7 @@ config = {"model_type": metrics["model_type"], "architectures": ["BertForMaskedL
 (folder / "metrics.json").write_text(json.dumps(metrics))
 """
 
-OF_TEXT = ("pretraining", "improvements", "improvements_books", "frontier", "authorship", "glue")  # tables
+OF_TEXT = ("pretraining", "improvements", "improvements_books", "frontier", "frontier_longer", "authorship", "glue")
 
 
 @pytest.fixture

@@ -7,16 +7,16 @@ from experiments.comparisons.text_tables import BOOK_RATE, BOOKS, GLUE, PRETRAIN
 from experiments.glue.table import MAJORITY
 
 
-_FRONTIER_TOKENS, _FRONTIER_MINUTES = 4096, 3.0  # of a step, of a run
+_FRONTIER_TOKENS = 4096  # of a step
 
 
-def _frontier_case(length: int) -> Case:
+def _frontier_case(length: int, minutes: float = 3.0) -> Case:
     """Equal time at one length, and equal tokens a step."""
     batch = str(_FRONTIER_TOKENS // length)
     flags: tuple[str, ...] = ("--document_unit", "file", "--max_seq_length", str(length))
     flags += ("--global_batch_size", batch, "--per_device_train_batch_size", batch)
     flags += ("--per_device_eval_batch_size", batch, "--max_eval_samples", str(65_536 // length))
-    return Case(f"{length:,} tokens", str(length), flags, minutes=_FRONTIER_MINUTES)
+    return Case(f"{length:,} tokens", str(length), flags, minutes=minutes)
 
 
 _FRONTIER = replace(
@@ -35,6 +35,8 @@ _FRONTIER = replace(
     one_rate=True,
     curves=(Curve(against="minutes of training"), Curve(), Curve(against="trillion multiply-adds")),
 )
+# Beyond the plateaus on which most rows end there.
+_LONGER = replace(_FRONTIER, cases=(_frontier_case(512, 20.0), _frontier_case(4096, 20.0)))
 # The same of what was tried of the model: equal time on books, where improvements.md has equal steps.
 _IMPROVEMENTS = replace(
     _FRONTIER,
@@ -61,6 +63,8 @@ _EQUAL_TIME = (
     f"{_FRONTIER_TOKENS:,} tokens a step for every row. A row takes as many steps as the time holds of its own, and a "
     "schedule of that length. Loss in nats per masked token of books not trained on. {data}."
 )
+_FRONTIER_TEXT = "Masked language modelling on whole books for {minutes:g} minutes: " + _EQUAL_TIME
+_WINDOW = "- Longformer's window is 512 tokens; shorter inputs are padded to it."
 _TIMED = (
     "- How many steps the time holds, short runs of their own say, one after another; evaluations do not count, and "
     "minutes of pictures are steps times that time.",
@@ -79,14 +83,20 @@ TABLES = {
     ),
     "frontier": Table(
         "The frontier: what minutes of training buy, by the length of documents",
-        "Masked language modelling on whole books for {minutes:g} minutes: " + _EQUAL_TIME,
+        _FRONTIER_TEXT,
         (_FRONTIER,),
         (
             *_TIMED,
-            "- Longformer's window is 512 tokens; shorter inputs are padded to it.",
+            _WINDOW,
             "- The time is short: rows near the unigram frequencies have hardly begun to learn; where they would end "
             "is not said here.",
         ),
+    ),
+    "frontier_longer": Table(
+        "The frontier after a longer training",
+        _FRONTIER_TEXT,
+        (_LONGER,),
+        (*_TIMED, _WINDOW, "- The learning rates are those that [three minutes](frontier.md) have."),
     ),
     "improvements_books": Table(
         "What was tried, on books at equal time",
