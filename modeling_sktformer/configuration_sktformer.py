@@ -52,10 +52,10 @@ class SKTformerConfig(PreTrainedConfig):
         use_convolution_stem (`bool`): Off: the smoother returns the sum of the Fourier convolution and its input.
         use_token_attention (`bool`), use_feature_attention (`bool`):
             One off: the layer norm of the other alone. Both off is an error.
-        use_smoother_residual (`bool`):
-            Whether the smoother's output, without a smoother the layer norm's, is added to the attention's. Not the
-            paper's: what the few coefficients that the branches read of a token leave out reaches the next part of the
-            layer.
+        smoother_residual (`"none"`, `"plain"` or `"gated"`):
+            Whether the smoother's output, without a smoother the layer norm's, is added to the attention's, and if a
+            learned gate weighs its columns for each token. Not the paper's: what the few coefficients that the
+            branches read of a token leave out reaches the next part of the layer.
         use_mlp (`bool`): Off: layers have no feed-forward part, as in the paper's forecaster.
         classifier_pooling (`"cls"`, `"mean"` or `"mean_std"`): Sequence heads read the first real token, the mean of
             all, or mean and standard deviation.
@@ -135,7 +135,7 @@ class SKTformerConfig(PreTrainedConfig):
     use_convolution_stem: bool = True
     use_token_attention: bool = True
     use_feature_attention: bool = True
-    use_smoother_residual: bool = False
+    smoother_residual: Literal["none", "plain", "gated"] = "none"
     classifier_pooling: Literal["cls", "mean", "mean_std"] = "cls"
     sparse_prediction: bool = True
     kernels: Literal["auto", "eager"] = "auto"
@@ -203,15 +203,11 @@ class SKTformerConfig(PreTrainedConfig):
             if (name == "num_harmonics" or kind in (float, float | int)) and value < 0:
                 raise ValueError(f"`{name}` must not be negative, got {value}.")
         if self.pad_token_id is not None and not 0 <= self.pad_token_id < self.vocab_size:
-            raise ValueError(
-                f"`pad_token_id` ({self.pad_token_id}) is not in the vocabulary of {self.vocab_size} tokens."
-            )
+            raise ValueError(f"`pad_token_id` ({self.pad_token_id}) is not one of {self.vocab_size} tokens.")
         for name in ("num_attention_heads", "num_segments"):
             if self.hidden_size % getattr(self, name):
-                raise ValueError(
-                    f"`hidden_size` ({self.hidden_size}) is not divisible by `{name}` ({getattr(self, name)}); choose "
-                    "another one."
-                )
+                sizes = f"`hidden_size` ({self.hidden_size}) is not divisible by `{name}` ({getattr(self, name)})"
+                raise ValueError(f"{sizes}; choose another one.")
         if self.num_landmark_tokens > self.max_position_embeddings:
             raise ValueError(
                 f"`num_landmark_tokens` ({self.num_landmark_tokens}) is larger than `max_position_embeddings` "

@@ -112,8 +112,8 @@ class SKTformerLayer(GradientCheckpointingLayer):
     """
     One layer, normalised before each part.
 
-        x <- x + dropout(attention(s))          where s = smoother(LN_1(x)), and s + attention(s)
-                                                in place of attention(s) if `use_smoother_residual`
+        x <- x + dropout(attention(s))          where s = smoother(LN_1(x)); with a `smoother_residual`
+                                                g * s + attention(s), g = 1 or 2 sigmoid(W LN_1(x) + b)
         x <- x + dropout(MLP(LN_2(x)))          if `use_mlp`
     """
 
@@ -121,7 +121,9 @@ class SKTformerLayer(GradientCheckpointingLayer):
         super().__init__()
         self.attention_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.smoother = Smoother(config) if config.use_smoother else None
-        self.use_smoother_residual = config.use_smoother_residual
+        self.smoother_residual = config.smoother_residual
+        if self.smoother_residual == "gated":
+            self.residual_gate = nn.Linear(config.hidden_size, config.hidden_size)
         self.attention = SkeletonAttention(config, layer_idx)
         self.use_mlp = config.use_mlp
         if self.use_mlp:
@@ -132,11 +134,12 @@ class SKTformerLayer(GradientCheckpointingLayer):
     def forward(
         self, hidden_states: torch.Tensor, sequences: Sequences, circle: Circle, landmarks: Landmarks | None
     ) -> torch.Tensor:
-        attention_input = self.attention_norm(hidden_states)
-        if self.smoother is not None:
-            attention_input = self.smoother(attention_input, sequences, circle)
+        normalized = self.attention_norm(hidden_states)
+        attention_input = normalized if self.smoother is None else self.smoother(normalized, sequences, circle)
         attention_output, *_ = self.attention(attention_input, sequences, landmarks)
-        if self.use_smoother_residual:
+        if self.smoother_residual == "gated":
+            attention_input = 2 * self.residual_gate(normalized).sigmoid() * attention_input
+        if self.smoother_residual != "none":
             attention_output = attention_output + attention_input
         hidden_states = hidden_states + self.dropout(attention_output)
         if not self.use_mlp:

@@ -764,7 +764,7 @@ def test_the_presets_are_the_published_sizes():
         config = load_preset(name)
         assert (config.num_hidden_layers, config.hidden_size, config.intermediate_size) == sizes
         assert config.head_dim == 64
-        assert config.use_smoother_residual == name.endswith("-best")
+        assert config.smoother_residual == ("plain" if name.endswith("-best") else "none")
 
 
 def test_the_defaults_are_those_of_base():

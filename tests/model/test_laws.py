@@ -45,9 +45,10 @@ both_norms = pytest.mark.parametrize("smoother_norm", ["batch_norm", "layer_norm
 SMOOTHERS: list[dict[str, Any]] = [
     {"smoother_norm": "batch_norm"},
     {"smoother_norm": "layer_norm"},
-    {"smoother_norm": "layer_norm", "use_smoother_residual": True},
+    {"smoother_norm": "layer_norm", "smoother_residual": "plain"},
+    {"smoother_norm": "layer_norm", "smoother_residual": "gated"},
 ]
-all_smoothers = pytest.mark.parametrize("smoother", SMOOTHERS, ids=["batch_norm", "layer_norm", "residual"])
+all_smoothers = pytest.mark.parametrize("smoother", SMOOTHERS, ids=["batch_norm", "layer_norm", "residual", "gate"])
 both_modes = pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
 
 

@@ -149,13 +149,19 @@ def naive_skeleton_attention(weights: Weights, config, states: Tensor) -> tuple[
 
 def naive_layer(weights: Weights, config, sequences: list[Tensor], training: bool) -> list[Tensor]:
     eps = config.layer_norm_eps
-    inputs = [naive_layer_norm(under(weights, "attention_norm"), states, eps) for states in sequences]
+    normed = [naive_layer_norm(under(weights, "attention_norm"), states, eps) for states in sequences]
+    inputs = normed
     if config.use_smoother:
         inputs = naive_smoother(under(weights, "smoother"), config, inputs, training)
     outputs = []
-    for states, attention_input in zip(sequences, inputs, strict=True):
+    for states, before, attention_input in zip(sequences, normed, inputs, strict=True):
         attended, _ = naive_skeleton_attention(under(weights, "attention"), config, attention_input)
-        states = states + attended + (attention_input if config.use_smoother_residual else 0)
+        states = states + attended
+        if config.smoother_residual != "none":
+            gate = torch.ones_like(before)
+            if config.smoother_residual == "gated":
+                gate = 2 / (1 + torch.exp(-naive_linear(under(weights, "residual_gate"), before)))
+            states = states + gate * attention_input
         if config.use_mlp:
             normalised = naive_layer_norm(under(weights, "mlp_norm"), states, eps)
             hidden = naive_gelu(naive_linear(under(weights, "mlp.up_proj"), normalised))
