@@ -52,10 +52,11 @@ class SKTformerConfig(PreTrainedConfig):
         use_convolution_stem (`bool`): Off: the smoother returns the sum of the Fourier convolution and its input.
         use_token_attention (`bool`), use_feature_attention (`bool`):
             One off: the layer norm of the other alone. Both off is an error.
-        smoother_residual (`"none"`, `"plain"` or `"gated"`):
-            Whether the smoother's output, without a smoother the layer norm's, is added to the attention's, and if a
-            learned gate weighs its columns for each token. Not the paper's: what the few coefficients that the
-            branches read of a token leave out reaches the next part of the layer.
+        use_smoother_residual (`bool`):
+            Whether the smoother's output, without a smoother the layer norm's, is added to the attention's. Not the
+            paper's: what the few coefficients that the branches read of a token leave out reaches the next part of the
+            layer.
+        use_residual_gate (`bool`): Whether a learned gate weighs each token's columns of that. Not the paper's either.
         use_mlp (`bool`): Off: layers have no feed-forward part, as in the paper's forecaster.
         classifier_pooling (`"cls"`, `"mean"` or `"mean_std"`): Sequence heads read the first real token, the mean of
             all, or mean and standard deviation.
@@ -135,7 +136,8 @@ class SKTformerConfig(PreTrainedConfig):
     use_convolution_stem: bool = True
     use_token_attention: bool = True
     use_feature_attention: bool = True
-    smoother_residual: Literal["none", "plain", "gated"] = "none"
+    use_smoother_residual: bool = False
+    use_residual_gate: bool = False
     classifier_pooling: Literal["cls", "mean", "mean_std"] = "cls"
     sparse_prediction: bool = True
     kernels: Literal["auto", "eager"] = "auto"
@@ -220,11 +222,10 @@ class SKTformerConfig(PreTrainedConfig):
             )
 
     def validate_switches(self):
-        """Check the kernel width and that some attention is left."""
+        """Check the kernel width, and that some attention and what is gated are left."""
         if self.conv_kernel_size % 2 == 0:
             raise ValueError(f"`conv_kernel_size` must be odd, got {self.conv_kernel_size}.")
+        if self.use_residual_gate and not self.use_smoother_residual:
+            raise ValueError("`use_residual_gate` weighs what `use_smoother_residual` adds; switch that on, too.")
         if not (self.use_token_attention or self.use_feature_attention):
-            raise ValueError(
-                "`use_token_attention` and `use_feature_attention` are both off, which leaves no attention; "
-                "switch at least one of them on."
-            )
+            raise ValueError("`use_token_attention` and `use_feature_attention` are both off; switch at least one on.")

@@ -112,8 +112,9 @@ class SKTformerLayer(GradientCheckpointingLayer):
     """
     One layer, normalised before each part.
 
-        x <- x + dropout(attention(s))          where s = smoother(LN_1(x)); with a `smoother_residual`
-                                                g * s + attention(s), g = 1 or 2 sigmoid(W LN_1(x) + b)
+        x <- x + dropout(attention(s))          where s = smoother(LN_1(x)); if `use_smoother_residual`
+                                                g * s + attention(s) in place of attention(s), where g = 1
+                                                or, if `use_residual_gate`, 2 sigmoid(W LN_1(x) + b)
         x <- x + dropout(MLP(LN_2(x)))          if `use_mlp`
     """
 
@@ -121,9 +122,8 @@ class SKTformerLayer(GradientCheckpointingLayer):
         super().__init__()
         self.attention_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.smoother = Smoother(config) if config.use_smoother else None
-        self.smoother_residual = config.smoother_residual
-        if self.smoother_residual == "gated":
-            self.residual_gate = nn.Linear(config.hidden_size, config.hidden_size)
+        self.use_smoother_residual = config.use_smoother_residual
+        self.residual_gate = nn.Linear(config.hidden_size, config.hidden_size) if config.use_residual_gate else None
         self.attention = SkeletonAttention(config, layer_idx)
         self.use_mlp = config.use_mlp
         if self.use_mlp:
@@ -137,9 +137,9 @@ class SKTformerLayer(GradientCheckpointingLayer):
         normalized = self.attention_norm(hidden_states)
         attention_input = normalized if self.smoother is None else self.smoother(normalized, sequences, circle)
         attention_output, *_ = self.attention(attention_input, sequences, landmarks)
-        if self.smoother_residual == "gated":
+        if self.residual_gate is not None:
             attention_input = 2 * self.residual_gate(normalized).sigmoid() * attention_input
-        if self.smoother_residual != "none":
+        if self.use_smoother_residual:
             attention_output = attention_output + attention_input
         hidden_states = hidden_states + self.dropout(attention_output)
         if not self.use_mlp:
@@ -480,8 +480,8 @@ class SKTformerModel(SKTformerPreTrainedModel):
 
     def _check_inputs(self, shape: torch.Size, attention_mask: torch.Tensor | None) -> None:
         length, longest = shape[1], self.config.max_position_embeddings
-        if length < 1:
-            raise ValueError("The input has no token; give at least 1.")
+        if min(shape) < 1:
+            raise ValueError(f"The input, of shape {tuple(shape)}, has no token; give at least 1.")
         if length > longest:
             raise ValueError(
                 f"The input has {length} tokens, this model takes at most max_position_embeddings={longest}. Truncate "

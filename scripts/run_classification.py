@@ -14,6 +14,7 @@ Any sequence-classification architecture of one stack will do. Without --recipe 
 configuration/classification/base.yaml. Starting the same command again goes on with a run that was cut short.
 """
 
+import logging
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -29,14 +30,27 @@ from experiments.classification.data import TextArguments, TextData, load_texts
 from experiments.classification.labels import SINGLE, checkpoint_problem, format_names
 from experiments.classification.metrics import METRICS, compute_metrics, measure, measure_baselines, probabilities
 from experiments.classification.report import record_test_scores, write_answers, write_text_card
-from experiments.fine_tuning import FineTuningArguments, Job, best_trial, check_job, fingerprint_rows, predict, run_job
+from experiments.fine_tuning import (
+    FineTuningArguments,
+    Job,
+    best_trial,
+    check_job,
+    fingerprint_rows,
+    predict,
+    run_job,
+    summarise_seeds,
+    trial_folders,
+)
 from experiments.model_card import format_scores
 from experiments.models import CheckpointArguments, LoraArguments, add_lora, load_classifier, name_of_checkpoint
 from experiments.results import write_results
 from experiments.run_folder import ARGUMENTS_FILE, recorded_arguments
 from experiments.text import classifier
+from experiments.text.packing import count_tokens
+from experiments.text.tokenizer import check_known
 
 
+logger = logging.getLogger("run_classification")
 ARGUMENTS = (CheckpointArguments, LoraArguments, TextArguments, FineTuningArguments)
 
 
@@ -64,6 +78,8 @@ def main() -> None:
     rows = {name: part.examples(data.columns) for name, part in data.parts.items()}
     workers = texts.preprocessing_num_workers
     splits = {name: classifier.encode_texts(part, data.columns, collator, workers) for name, part in rows.items()}
+    first = next(iter(splits))
+    check_known(count_tokens(splits[first], len(tokenizer)), tokenizer, f"the texts for {first}")
     job = make_job(command, data, splits, collator) if "validation" in splits else None
     finished = job and check_job(folder, job.identity, training, command.paths())
     progress.announce_run(
@@ -81,13 +97,18 @@ def main() -> None:
         run_job(job, folder, training, recorded_arguments(command.given))
         if trains:
             best = replace(checkpoint, model_name_or_path=str(best_trial(folder)), model_revision="main")
+            if len(trials := trial_folders(folder)) > 1:
+                logger.info("This model is the best of %d, in %s.", len(trials), best.model_name_or_path)
             model = load_model(command, best, data, tokenizer, new_head=False)
     results: dict[str, dict[str, float]] = {}
     for name in (name for name in ("validation", "test") if name in splits):
         part = data.parts[name]
         chances = probabilities(data.problem, predict(model, splits[name], collator, training, folder))
         if part.labels is not None:
-            answers = {"this model": measure(data.problem, chances, part.labels, part.documents), **baselines[name]}
+            answers = {"this model": measure(data.problem, chances, part.labels, part.documents)}
+            if name == "validation" and training.seeds > 1:  # the best of several flatters
+                answers |= summarise_seeds(folder, answers["this model"])
+            answers |= baselines[name]
             results |= {f"{name}, {answer}": values for answer, values in answers.items()}
         if training.should_save:
             write_answers(folder, data, name, chances, texts.label_separator or ",")

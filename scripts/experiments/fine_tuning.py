@@ -401,6 +401,16 @@ def summarise_trials(results: Sequence[dict[str, Any]], search: bool, facts: dic
     }
 
 
+def summarise_seeds(folder: Path, names: Iterable[str]) -> dict[str, dict[str, float]]:
+    """Median and standard deviation over a finished job's seeds, of each metric of its first evaluation part."""
+    trials = [read_metrics(trial) for trial in trial_folders(folder)]
+    values = {name: [trial[f"eval_{name}"] for trial in trials] for name in names}
+    return {
+        f"{title} of {len(trials)} seeds": {name: summarise(of_name) for name, of_name in values.items()}
+        for title, summarise in (("median", statistics.median), ("standard deviation", statistics.stdev))
+    }
+
+
 def _job_identity(training: FineTuningArguments, decides: dict[str, Any]) -> RunIdentity:
     """The identity of a job's folder: of several trials it leaves out in what they differ."""
     identity = progress.training_identity(training, decides | training.head_identity())

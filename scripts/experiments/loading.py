@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from datasets import Dataset, load_dataset
+import pandas as pd
+from datasets import Dataset, Features, Value, load_dataset
 from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
 
 from experiments.arguments import UserError, one_line
@@ -61,7 +62,7 @@ def read_table_file(path: str | Path, cache_dir: str | None = None) -> Dataset:
     """
     Read all rows of one file with columns; a `UserError` if it is not there, of another type, empty or unreadable.
 
-    Of tables in text, words such as "None" and "NA" stay words; quotation marks have no meaning in .tsv.
+    Of tables in text all cells are words: "NA" is no gap and 007 no 7; quotation marks have no meaning in .tsv.
     """
     path = Path(path).expanduser()
     kind = path.suffix.lower()
@@ -69,12 +70,16 @@ def read_table_file(path: str | Path, cache_dir: str | None = None) -> Dataset:
         raise UserError(f"{path}: no such file; check the path (it is read from {Path.cwd()}).")
     if kind not in TABLE_READERS:
         raise UserError(f"{path}: files of type `{path.suffix}` cannot be read; give {', '.join(TABLE_READERS)}.")
-    options: dict[str, Any] = {"keep_default_na": False} if TABLE_READERS[kind] == "csv" else {}
-    options |= {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if kind == ".tsv" else {}
-    options |= {"data_files": {"rows": glob.escape(str(path.absolute()))}, "split": "rows", "cache_dir": cache_dir}
+    options: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if kind == ".tsv" else {}
+    files = {"data_files": {"rows": glob.escape(str(path.absolute()))}, "split": "rows", "cache_dir": cache_dir}
     with explained_errors(str(path), "another file", "check the file"):
         try:
-            return load_dataset(TABLE_READERS[kind], **options)
+            if TABLE_READERS[kind] == "csv":
+                # Types would be guessed for some thousand rows at a time, and the next ones may not fit them.
+                names = pd.read_csv(path, nrows=0, **options).columns
+                words = Features({name: Value("string") for name in names})
+                options |= {"keep_default_na": False, "features": words}
+            return load_dataset(TABLE_READERS[kind], **files, **options)
         except Exception as error:
             if path.stat().st_size and "corresponds to no data" not in str(error):
                 raise

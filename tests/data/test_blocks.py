@@ -88,7 +88,7 @@ def test_text_that_the_tokenizer_does_not_know_is_explained(tmp_path, caplog):
     words = make_texts(1)[0].split()
     for unknown, known in ((100, 0), (60, 40)):
         text = write(tmp_path / f"{unknown}.txt", " ".join(["жук"] * unknown + (words * 40)[:known]))
-        with pytest.raises(UserError, match=rf"{unknown}% of the evaluation text are \[UNK\].*--tokenizer_name"):
+        with pytest.raises(UserError, match=rf"{unknown}% of the evaluation text are \[UNK\].*take a tokenizer"):
             load(tmp_path, mlm, validation_file=[text])
     assert not caplog.records
     text = write(tmp_path / "some.txt", " ".join(["жук"] * 20 + (words * 80)[:80]))

@@ -156,6 +156,20 @@ def test_a_table_in_text_keeps_words_that_look_like_nothing(write, load):
     assert data.parts["train"].rows["text"][:2] == ["None", "NA"]
 
 
+def test_a_table_in_text_keeps_its_words_whatever_they_look_like(write, load):
+    rows = [("00", "the cat", "007"), ("01", "the dog", "7"), ("1", "a bird", "10")] * 4000
+    lines = [f"{first},{text},{label}" for first, text, label in rows]
+    lines[10_500:10_502] = ["x12345678901234567890,a tree,7", ",a house,10"]  # beyond what types are guessed from
+    data = load(train_file=write("id,text,label\n" + "\n".join(lines), "a.csv"))
+    assert data.problem == Problem(SINGLE, ("007", "7", "10"))
+    found = data.parts["train"].rows["id"][:] + data.parts["validation"].rows["id"][:]
+    assert set(found) == {"00", "01", "1", "x12345678901234567890", ""}
+    # The only column of words is the text, as it was where numbers had a type of their own.
+    table = "id,story,label\n" + "1,the cat,0.5\n2,the dog,1\n" * 9
+    data = load(train_file=write(table, "b.csv"))
+    assert (data.columns, data.problem.kind) == (("story",), REGRESSION)
+
+
 BAD_FILES = {
     "a label that is missing": ("text,label\na,x\nb,\nc,y\n", {}, "row 2 has no label"),
     "a label that is no number": (
@@ -164,14 +178,19 @@ BAD_FILES = {
         "row 2 has no label",
     ),
     "labels that are words": ("text,label\na,x\nb,y\n", {"problem_type": "regression"}, "row 1 has the label 'x'"),
-    "infinity": ("text,label\na,1.5\nb,inf\n", {}, "row 2 has the label inf, which is not a finite number"),
+    "infinity": ("text,label\na,1.5\nb,inf\n", {}, "row 2 has the label 'inf', which is not a finite number"),
+    "fractions but for a word": (
+        "text,label\n" + "a,1.5\nb,2\n" * 9 + "c,none\n",
+        {},
+        "row 19 has the label 'none', and most others are fractions; .*--problem_type",
+    ),
     "a text that is missing": (
         '{"text": "a", "label": 1}\n{"text": null, "label": 1}\n',
         {},
         "row 2 has None in place",
     ),
     "a text of blanks": ("text,label\na,x\n  ,y\n", {}, "row 2 has '  ' in place of a text"),
-    "numbers as texts": ("text,label\n1,x\n2,y\n", {}, "row 1 has 1 in place of a text in `text`"),
+    "numbers as texts": ("text,label\n1,x\n2,y\n", {}, "has nothing but numbers in `text`, where texts are to stand"),
     "one example": ("text,label\na,x\nb,y\nc,x\n", {}, "single example of `y`, which cannot be both learned and held"),
     "one label": ("text,label\na,x\nb,x\n", {}, "has `x` alone as label"),
     "a one for each label": (

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 from transformers import (
     AutoConfig,
@@ -764,7 +765,27 @@ def test_the_presets_are_the_published_sizes():
         config = load_preset(name)
         assert (config.num_hidden_layers, config.hidden_size, config.intermediate_size) == sizes
         assert config.head_dim == 64
-        assert config.smoother_residual == ("plain" if name.endswith("-best") else "none")
+        assert config.use_smoother_residual == name.endswith("-best")
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"num_hidden_layers": 0}, "`num_hidden_layers` must be at least 1, got 0"),
+        ({"hidden_dropout_prob": 1.0}, "`hidden_dropout_prob` must be at least 0 and below 1"),
+        ({"initializer_range": -0.1}, "`initializer_range` must not be negative"),
+        ({"pad_token_id": 99999}, r"`pad_token_id` \(99999\) is not one of 30522 tokens"),
+        ({"num_segments": 7}, r"`hidden_size` \(768\) is not divisible by `num_segments` \(7\); choose another one"),
+        ({"num_landmark_tokens": 513}, r"`num_landmark_tokens` \(513\) is larger than `max_position_embeddings`"),
+        ({"num_landmark_features": 65}, r"`num_landmark_features` \(65\) is larger than the width of a head"),
+        ({"conv_kernel_size": 4}, "`conv_kernel_size` must be odd"),
+        ({"use_token_attention": False, "use_feature_attention": False}, "are both off; switch at least one on"),
+        ({"use_residual_gate": True}, "`use_residual_gate` weighs what `use_smoother_residual` adds"),
+    ],
+)
+def test_fields_that_cannot_work_are_refused(fields, message):
+    with pytest.raises(StrictDataclassError, match=message):
+        SKTformerConfig(**fields)
 
 
 def test_the_defaults_are_those_of_base():

@@ -45,8 +45,8 @@ both_norms = pytest.mark.parametrize("smoother_norm", ["batch_norm", "layer_norm
 SMOOTHERS: list[dict[str, Any]] = [
     {"smoother_norm": "batch_norm"},
     {"smoother_norm": "layer_norm"},
-    {"smoother_norm": "layer_norm", "smoother_residual": "plain"},
-    {"smoother_norm": "layer_norm", "smoother_residual": "gated"},
+    {"smoother_norm": "layer_norm", "use_smoother_residual": True},
+    {"smoother_norm": "layer_norm", "use_smoother_residual": True, "use_residual_gate": True},
 ]
 all_smoothers = pytest.mark.parametrize("smoother", SMOOTHERS, ids=["batch_norm", "layer_norm", "residual", "gate"])
 both_modes = pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
@@ -671,6 +671,12 @@ def test_masks_that_mean_nothing_are_refused(mask, message):
     model = make_model(SKTformerModel)
     with pytest.raises(ValueError, match=message):
         model(torch.ones(2, 9, dtype=torch.long), attention_mask=mask)
+
+
+@pytest.mark.parametrize("shape", [(2, 0), (0, 5)])
+def test_an_input_without_tokens_is_refused(shape):
+    with pytest.raises(ValueError, match=r"has no token; give at least 1"):
+        make_model(SKTformerModel)(torch.ones(shape, dtype=torch.long))
 
 
 def test_inputs_are_given_once():

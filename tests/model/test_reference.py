@@ -48,9 +48,9 @@ VARIANTS: dict[str, dict] = {
     "no_token_attention": {"use_token_attention": False},
     "no_feature_attention": {"use_feature_attention": False},
     "no_smoother": {"use_smoother": False},
-    "smoother_residual": {"smoother_residual": "plain"},
-    "gated_residual": {"smoother_residual": "gated"},
-    "gated_residual_alone": {"smoother_residual": "gated", "use_smoother": False},
+    "smoother_residual": {"use_smoother_residual": True},
+    "gated_residual": {"use_smoother_residual": True, "use_residual_gate": True},
+    "gated_residual_alone": {"use_smoother_residual": True, "use_residual_gate": True, "use_smoother": False},
 }
 
 

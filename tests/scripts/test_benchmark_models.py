@@ -120,9 +120,9 @@ def test_models_have_the_same_sizes_and_dropouts(name):
 def test_sizes_are_the_papers_and_the_presets():
     presets = {"base", "small", "mini", "tiny"}
     assert set(SIZES) == {"lra"} | presets | {f"{preset}-best" for preset in presets}
-    assert build_sizes("tiny-best").smoother_residual == "plain"
-    residual = {name: build_config(workload(name), 1).to_dict().get("smoother_residual") for name in MODELS}
-    assert [name for name, value in residual.items() if value == "plain"] == ["sktformer-best"]
+    assert build_sizes("tiny-best").use_smoother_residual
+    residual = {name: build_config(workload(name), 1).to_dict().get("use_smoother_residual") for name in MODELS}
+    assert [name for name, value in residual.items() if value] == ["sktformer-best"]
 
 
 def test_plain_code_has_a_row_of_its_own():

@@ -336,14 +336,26 @@ def test_adapters_are_trained_and_predict(run, files):
     assert read_table(alone / "predictions.csv") == read_table(folder / "predictions.csv")
 
 
-def test_several_seeds_predict_with_the_best(run, files):
+def test_several_seeds_predict_with_the_best(run, files, caplog):
+    caplog.set_level("INFO")
     flags = ["--train_file", files / "train.csv", "--test_file", files / "test.csv", "--do_train", "--do_predict"]
     folder = run(*flags, "--seeds", 2, epochs=1)
     metrics = read_metrics(folder)
     assert len(metrics["scores"]) == 2
     results = json.loads((folder / "report.json").read_text())
     assert results["validation, this model"]["accuracy"] == max(metrics["scores"])
+    assert results["validation, median of 2 seeds"]["accuracy"] == pytest.approx(metrics["score"])
+    assert results["validation, standard deviation of 2 seeds"]["accuracy"] == pytest.approx(metrics["std"])
+    assert len(results) == 6  # with the commonest label's, and the test's
+    assert re.search(r"the best of 2, in \S+seed-\d+\.", caplog.text)
     assert len(read_table(folder / "predictions.csv")) == 12
+
+
+def test_texts_of_another_language_are_refused(run, tmp_path):
+    table = write_table(tmp_path / "t.csv", {"text": ["жук", "лиса и жук"] * 20, "label": ["a", "b"] * 20})
+    with pytest.raises(UserError, match=r"100% of the texts for train are \[UNK\]"):
+        run("--train_file", table)
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(

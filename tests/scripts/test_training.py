@@ -242,8 +242,9 @@ def test_what_is_logged_and_saved_is_said_by_each_start(tmp_path):
         model=Line(), args=arguments(tmp_path, *flags, "--max_steps", "8"), train_dataset=ROWS, eval_dataset=ROWS
     )
     trainer.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-2"))
-    logged = {name: [e["step"] for e in trainer.state.log_history if name in e] for name in ("loss", "eval_loss")}
-    assert logged == {"loss": [1, 2, 3, 6], "eval_loss": [2, 4, 8]}
+    names = ("loss", "eval_loss", "train_loss")  # the last of which is of all steps, or none
+    logged = {name: [e["step"] for e in trainer.state.log_history if name in e] for name in names}
+    assert logged == {"loss": [1, 2, 3, 6], "eval_loss": [2, 4, 8], "train_loss": []}
     assert {path.name for path in (tmp_path / "run").glob("checkpoint-*")} >= {"checkpoint-2", "checkpoint-5"}
 
 

@@ -157,9 +157,9 @@ def naive_layer(weights: Weights, config, sequences: list[Tensor], training: boo
     for states, before, attention_input in zip(sequences, normed, inputs, strict=True):
         attended, _ = naive_skeleton_attention(under(weights, "attention"), config, attention_input)
         states = states + attended
-        if config.smoother_residual != "none":
+        if config.use_smoother_residual:
             gate = torch.ones_like(before)
-            if config.smoother_residual == "gated":
+            if config.use_residual_gate:
                 gate = 2 / (1 + torch.exp(-naive_linear(under(weights, "residual_gate"), before)))
             states = states + gate * attention_input
         if config.use_mlp:

@@ -98,7 +98,7 @@ def build_config(workload: Workload, num_layers: int | None) -> PreTrainedConfig
     if hasattr(config, "classifier_pooling"):
         values["classifier_pooling"] = "mean"
     if name == "sktformer-best":
-        values["smoother_residual"] = "plain"
+        values["use_smoother_residual"] = True
     elif name == "sktformer-eager":
         values["kernels"] = "eager"
     elif name == "reformer":

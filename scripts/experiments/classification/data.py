@@ -14,7 +14,15 @@ from transformers import PreTrainedTokenizerBase
 
 from experiments.arguments import UserError, flag, one_line, require_at_least
 from experiments.classification.excerpts import cut_excerpts, hold_out, spread
-from experiments.classification.labels import SINGLE, Problem, find_kind, find_labels, format_names, read_labels
+from experiments.classification.labels import (
+    SINGLE,
+    Problem,
+    find_kind,
+    find_labels,
+    format_names,
+    is_number,
+    read_labels,
+)
 from experiments.loading import explained_errors, find_files, read_table_file
 
 
@@ -135,7 +143,7 @@ def load_texts(
     if arguments.excerpt_length and len(columns) > 1:
         raise UserError(f"--excerpt_length cuts single texts, and {first} has pairs; leave it out.")
     kind = known.kind if known else arguments.problem_type
-    kind = kind if kind != "auto" else find_kind(rows.features[label], arguments.label_separator)
+    kind = kind if kind != "auto" else find_kind(first, rows, str(label), arguments.label_separator)
     problem, parts, held_out = known or Problem(kind, ()), {}, ""
     for name, (source, rows) in sources.items():
         _check_rows(source, rows, columns, label if name != "test" else None)
@@ -180,10 +188,16 @@ def find_columns(
         raise UserError(f"No column is plainly the label; name it with {hint}: {has}")
     others = [name for name in there if name not in labels]
     texts = [text] if text else [name for name in _TEXTS if name in others]
-    texts = texts or [name for name in others if "string" in str(getattr(rows.features[name], "dtype", ""))]
+    texts = texts or [name for name in others if _holds_words(rows, name)]
     if len(texts) != 1:
         raise UserError(f"No column is plainly the text; name it with --text_column (and --text_pair_column): {has}")
     return ((texts[0], pair) if pair else (texts[0],)), labels[0] if labels else None
+
+
+def _holds_words(rows: Dataset, column: str) -> bool:
+    """Whether something in a column is neither a number nor empty."""
+    is_text = "string" in str(getattr(rows.features[column], "dtype", ""))
+    return is_text and any(word and not is_number(word) for word in rows[column])
 
 
 def _read_sources(arguments: TextArguments, wanted: Sequence[str]) -> dict[str, tuple[str, Dataset]]:
@@ -249,6 +263,8 @@ def _check_rows(source: str, rows: Dataset, columns: Sequence[str], label: str |
         for number, text in enumerate(rows[column], start=1):
             if not isinstance(text, str) or not text.strip():
                 raise UserError(f"{source}: row {number} has {text!r} in place of a text in `{column}`; mend it.")
+        if label is not None and not _holds_words(rows, column):
+            raise UserError(f"{source} has nothing but numbers in `{column}`, where texts are to stand; name another.")
 
 
 def _cut(part: Part, column: str, tokenizer: PreTrainedTokenizerBase, arguments: TextArguments) -> Part:

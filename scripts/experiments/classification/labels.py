@@ -48,11 +48,35 @@ def checkpoint_problem(checkpoint: CheckpointArguments) -> Problem:
     return Problem(kind, () if kind == REGRESSION else tuple(names))
 
 
-def find_kind(feature: Any, separator: str | None) -> str:
-    """What a column of labels looks like: lists or separated strings, fractions, or single labels."""
+def find_kind(source: str, rows: Dataset, column: str, separator: str | None) -> str:
+    """
+    What a column of labels looks like: lists or separated strings, fractions, or single labels; a `UserError` if it
+    looks like fractions but for a few rows.
+    """
+    feature = rows.features[column]
     if hasattr(feature, "feature") or separator:
         return MULTI
-    return REGRESSION if str(getattr(feature, "dtype", "")).startswith("float") else SINGLE
+    if getattr(feature, "dtype", "") not in ("string", "large_string"):
+        return REGRESSION if str(getattr(feature, "dtype", "")).startswith("float") else SINGLE
+    words = [word for word in rows[column] if word]  # of a table in text
+    numbers = [word for word in words if is_number(word)]
+    if all(word.strip().removeprefix("-").isdecimal() for word in numbers):
+        return SINGLE
+    if 10 * len(numbers) < 9 * len(words):
+        return SINGLE
+    if len(numbers) < len(words):
+        row, word = next((n, w) for n, w in enumerate(rows[column], start=1) if w and not is_number(w))
+        what = f"{source}: row {row} has the label {word!r}, and most others are fractions"
+        raise UserError(f"{what}; mend it, or say what is predicted with --problem_type.")
+    return REGRESSION
+
+
+def is_number(word: str) -> bool:
+    """Whether a word is a finite number or an infinity; what is not a number by its name is none."""
+    try:
+        return not math.isnan(float(word))
+    except ValueError:
+        return False
 
 
 def read_labels(source: str, rows: Dataset, column: str, kind: str, separator: str | None) -> list[Any]:
@@ -95,4 +119,5 @@ def find_labels(source: str, rows: Dataset, column: str, kind: str, values: Sequ
     found = set() if kind == REGRESSION else {name for names in values for name in names}
     if len(found) < 2 and kind != REGRESSION:
         raise UserError(f"{source} has {format_names(sorted(found)) or 'no name'} alone as label: nothing to learn.")
-    return tuple(sorted(found, key=int if all(name.removeprefix("-").isdecimal() for name in found) else None))
+    are_numbers = all(name.removeprefix("-").isdecimal() for name in found)
+    return tuple(sorted(found, key=lambda name: (int(name) if are_numbers else 0, name)))

@@ -133,10 +133,11 @@ def make_pairs(sizes: Sequence[int], length: int, seed: int) -> dict[str, Exampl
 def _read_columns(source: str, rows: Dataset) -> tuple[list[bytes], list[int]]:
     if lacking := {"text", "label"} - set(rows.column_names):
         raise UserError(f"{source} has no column {' and no '.join(sorted(lacking))}; it has {rows.column_names}.")
-    names = [_LABELS.get(str(label), label) for label in rows["label"]]
+    words = _LABELS | {"0": 0, "1": 1}  # as which a table in text has them
+    names = [words.get(str(label), label) for label in rows["label"]]
     for number, label in enumerate(names, start=1):
         if label not in (0, 1):
-            raise UserError(f"{source}, row {number}: the label is {label!r}; it must be 0 or 1 (or neg or pos).")
+            raise UserError(f"{source}, row {number}: the label is {label}; it must be 0 or 1 (or neg or pos).")
     return [str(text or "").encode() for text in rows["text"]], [int(label) for label in names]
 
 

@@ -1,6 +1,5 @@
 """What masked language modelling reads: a tokenizer, and a corpus packed into blocks for one architecture."""
 
-import logging
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,10 +14,8 @@ from experiments.models import load_tokenizer
 from experiments.text.corpus import Corpus
 from experiments.text.packing import count_tokens, mix_blocks, prepare_blocks, stream_blocks, unigram_cross_entropy
 from experiments.text.source import TextSource
-from experiments.text.tokenizer import sample_texts, save_tokenizer, train_wordpiece
+from experiments.text.tokenizer import check_known, sample_texts, save_tokenizer, train_wordpiece
 
-
-logger = logging.getLogger(__name__)
 
 # Their implementations in transformers take inputs of one length alone.
 FIXED_LENGTH_MODELS = ("nystromformer",)
@@ -101,7 +98,7 @@ def load_blocks(command: Command, corpus: Corpus, tokenizer: PreTrainedTokenizer
     whole = mix_blocks(prepare("evaluation", corpus.validation, most if corpus_arguments.streaming else None))
     evaluation = spread(whole, most)
     evaluation_counts = count_tokens(evaluation, len(tokenizer))
-    _check_known(evaluation_counts, tokenizer)
+    check_known(evaluation_counts, tokenizer, "the evaluation text")
     train: Dataset | IterableDataset
     if corpus_arguments.streaming:
         streams = [stream_blocks(source, tokenizer, length, single, training.num_readers) for source in corpus.train]
@@ -124,20 +121,6 @@ def load_blocks(command: Command, corpus: Corpus, tokenizer: PreTrainedTokenizer
     read = f"{_count_of(evaluation, whole)} blocks with {evaluation_counts.sum():,} tokens{hint}"
     unigram_loss = unigram_cross_entropy(counts, evaluation_counts, tokenizer.all_special_ids)
     return Blocks(train, evaluation, unigram_loss, counts, f"{size}, evaluated on {read}")
-
-
-def _check_known(counts: np.ndarray, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Refuse text that is mostly unknown to a tokenizer, and say it where much of it is."""
-    unknown = tokenizer.unk_token_id
-    if unknown in (None, tokenizer.cls_token_id, tokenizer.sep_token_id):
-        return
-    others = [token for token in tokenizer.all_special_ids if token != unknown]
-    share = counts[unknown] / max(counts.sum() - counts[others].sum(), 1)
-    what = f"{share:.0%} of the evaluation text are {tokenizer.unk_token}, which the tokenizer does not know"
-    if share > 0.5:
-        raise UserError(f"{what}; give a --tokenizer_name that was made for this text, or leave it out to train one.")
-    if share > 0.05:
-        logger.warning("%s.", what)
 
 
 def spread(blocks: Dataset, count: int | None) -> Dataset:

@@ -10,10 +10,11 @@ from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import numpy as np
 from tokenizers import Tokenizer
 from tokenizers.trainers import WordPieceTrainer
 from tqdm.auto import tqdm
-from transformers import BertTokenizer
+from transformers import BertTokenizer, PreTrainedTokenizerBase
 
 from experiments.arguments import UserError
 from experiments.text.source import TextSource
@@ -146,3 +147,21 @@ def _normalize(character: str, backend: Tokenizer) -> str:
 def _is_joined(letter: str, backend: Tokenizer) -> bool:
     """Whether a letter can stand inside of a word; punctuation and Chinese characters are words of their own."""
     return len(backend.pre_tokenizer.pre_tokenize_str(backend.normalizer.normalize_str(f"a{letter}a"))) == 1
+
+
+def check_known(counts: np.ndarray, tokenizer: PreTrainedTokenizerBase, text: str) -> None:
+    """
+    Say how much of a text a tokenizer does not know, if that is more than a twentieth; a `UserError` if it is most.
+
+    `counts`, `(vocab_size,)`, is how often each token is in the text, which messages call `text`.
+    """
+    unknown = tokenizer.unk_token_id
+    if unknown in (None, tokenizer.cls_token_id, tokenizer.sep_token_id):
+        return
+    others = [token for token in tokenizer.all_special_ids if token != unknown]
+    share = counts[unknown] / max(counts.sum() - counts[others].sum(), 1)
+    what = f"{share:.0%} of {text} are {tokenizer.unk_token}, which the tokenizer does not know"
+    if share > 0.5:
+        raise UserError(f"{what}; take a tokenizer, and a checkpoint, that were made for such text.")
+    if share > 0.05:
+        logger.warning("%s.", what)
