@@ -62,6 +62,8 @@ def main() -> None:
     folder, trains = Path(training.output_dir), training.do_train
     if texts.baseline and not trains:
         raise UserError(f"--baseline {texts.baseline} learns from the training texts; add --do_train.")
+    if texts.test_file and not training.do_predict:
+        logger.warning("--test_file is not read; add --do_train --do_eval --do_predict to do all three.")
     if not (trains or training.do_eval or training.overwrite) and (folder / "predictions.csv").exists():
         raise UserError(f"{folder} holds predictions; choose another --output_dir, or pass --overwrite.")
 

@@ -101,7 +101,8 @@ def run(monkeypatch, tmp_path_factory, tmp_path, checkpoint):
 
 def test_one_table_is_enough_for_a_model_with_its_report(run, files, caplog):
     caplog.set_level("INFO")
-    folder = run("--train_file", files / "train.csv", epochs=8)
+    folder = run("--train_file", files / "train.csv", "--test_file", files / "test.csv", epochs=8)
+    assert "--test_file is not read; add" in caplog.text
     metrics = read_metrics(folder)
     assert metrics["train_samples"] + metrics["eval_samples"] == 90
     assert metrics["eval_samples"] == 9
