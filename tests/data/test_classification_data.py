@@ -156,7 +156,7 @@ def test_a_table_in_text_keeps_words_that_look_like_nothing(write, load):
     assert data.parts["train"].rows["text"][:2] == ["None", "NA"]
 
 
-def test_a_table_in_text_keeps_its_words_whatever_they_look_like(write, load):
+def test_a_table_in_text_keeps_its_words_whatever_they_look_like(write, load, caplog):
     rows = [("00", "the cat", "007"), ("01", "the dog", "7"), ("1", "a bird", "10")] * 4000
     lines = [f"{first},{text},{label}" for first, text, label in rows]
     lines[10_500:10_502] = ["x12345678901234567890,a tree,7", ",a house,10"]  # beyond what types are guessed from
@@ -168,6 +168,9 @@ def test_a_table_in_text_keeps_its_words_whatever_they_look_like(write, load):
     table = "id,story,label\n" + "1,the cat,0.5\n2,the dog,1\n" * 9
     data = load(train_file=write(table, "b.csv"))
     assert (data.columns, data.problem.kind) == (("story",), REGRESSION)
+    assert not caplog.records
+    load(train_file=write(table.replace("0.5", "0.0"), "c.csv"))
+    assert "labels such as 0.0 are taken for numbers; --problem_type says otherwise" in caplog.text
 
 
 BAD_FILES = {

@@ -1,5 +1,6 @@
 """What is predicted: one label of several, any number of them, or a number."""
 
+import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from experiments.arguments import UserError
 from experiments.models import CheckpointArguments, load_trained_config
 
 
+logger = logging.getLogger(__name__)
 SINGLE, MULTI, REGRESSION = "single_label_classification", "multi_label_classification", "regression"
 _WORDS = {SINGLE: "a single label", MULTI: "a list of the labels that apply, each once", REGRESSION: "a finite number"}
 
@@ -68,6 +70,8 @@ def find_kind(source: str, rows: Dataset, column: str, separator: str | None) ->
         row, word = next((n, w) for n, w in enumerate(rows[column], start=1) if w and not is_number(w))
         what = f"{source}: row {row} has the label {word!r}, and most others are fractions"
         raise UserError(f"{what}; mend it, or say what is predicted with --problem_type.")
+    if all(float(word).is_integer() for word in words):
+        logger.warning("%s: labels such as %s are taken for numbers; --problem_type says otherwise.", source, words[0])
     return REGRESSION
 
 
