@@ -171,6 +171,16 @@ def test_a_finished_run_goes_on_to_more_steps(tmp_path, recipe, monkeypatch):
         run(monkeypatch, "--recipe", recipe)
 
 
+def test_how_much_is_evaluated_decides_which_checkpoint_is_the_best(tmp_path, recipe, monkeypatch):
+    flags = ["--recipe", recipe, "--max_eval_samples"]
+    run(monkeypatch, *flags, 9)
+    run(monkeypatch, *flags, 8)  # is the same run, finished
+    best = ["--load_best_model_at_end", "True", "--output_dir", tmp_path / "best"]
+    run(monkeypatch, *flags, 9, *best)
+    with pytest.raises(UserError, match="max_eval_samples: 9 there, 8 here"):
+        run(monkeypatch, *flags, 8, *best)
+
+
 def test_a_text_that_has_changed_makes_another_run(tmp_path, recipe, text, monkeypatch):
     moved, changed = tmp_path / "moved.txt", tmp_path / "changed.txt"
     moved.write_text((text / "train.txt").read_text())
