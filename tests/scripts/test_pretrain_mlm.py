@@ -249,7 +249,7 @@ def test_evaluation_in_between_changes_nothing(tmp_path, recipe, monkeypatch):
 
 @pytest.mark.parametrize("flags", [[], ["--streaming", "--max_train_samples", "6"]])
 def test_a_run_that_is_cut_short_ends_as_if_it_had_not_been(tmp_path, recipe, monkeypatch, flags):
-    flags = ["--recipe", recipe, *flags]  # of the stream, in its second pass
+    flags = ["--recipe", recipe, *flags]  # of the stream, when it has begun again
     run(monkeypatch, *flags, "--output_dir", tmp_path / "whole")
 
     def cut(trainer, *args, **kwargs):

@@ -62,9 +62,8 @@ def find_kind(source: str, rows: Dataset, column: str, separator: str | None) ->
         return REGRESSION if str(getattr(feature, "dtype", "")).startswith("float") else SINGLE
     words = [word for word in rows[column] if word]  # of a table in text
     numbers = [word for word in words if is_number(word)]
-    if all(word.strip().removeprefix("-").isdecimal() for word in numbers):
-        return SINGLE
-    if 10 * len(numbers) < 9 * len(words):
+    are_whole = all(word.strip().removeprefix("-").isdecimal() for word in numbers)
+    if are_whole or 10 * len(numbers) < 9 * len(words):
         return SINGLE
     if len(numbers) < len(words):
         row, word = next((n, w) for n, w in enumerate(rows[column], start=1) if w and not is_number(w))
@@ -76,7 +75,7 @@ def find_kind(source: str, rows: Dataset, column: str, separator: str | None) ->
 
 
 def is_number(word: str) -> bool:
-    """Whether a word is a finite number or an infinity; what is not a number by its name is none."""
+    """Whether a word is a number, infinities included and nan not."""
     try:
         return not math.isnan(float(word))
     except ValueError:
