@@ -94,7 +94,7 @@ def measure_series(values: torch.Tensor, gaps: torch.Tensor | None, epsilon: flo
     Returns:
         `tuple` of three `torch.Tensor` of shape `(batch_size, 1, num_channels)`.
     """
-    observed = torch.ones_like(values) if gaps is None else (~gaps).to(values.dtype)
+    observed = torch.ones_like(values, dtype=torch.bool) if gaps is None else ~gaps
     count = observed.sum(dim=1, keepdim=True)
     mean = values.sum(dim=1, keepdim=True) / count.clamp(min=1)
     squares = ((values - mean) * observed).square().sum(dim=1, keepdim=True)
@@ -196,7 +196,7 @@ class SKTformerForPrediction(SKTformerPreTrainedModel):
                 As in [`SKTformerModel.forward`].
 
         Returns:
-            [`SKTformerForPredictionOutput`]
+            [`SKTformerForPredictionOutput`], whose forecasts, `loc` and `scale` are float32 at least.
 
         Raises:
             TypeError: for a keyword that means nothing here.
@@ -207,9 +207,12 @@ class SKTformerForPrediction(SKTformerPreTrainedModel):
         self._check_inputs(past_values, past_observed_mask, future_values, future_observed_mask)
         gaps = None if past_observed_mask is None else ~past_observed_mask.bool()
         values = past_values if gaps is None else past_values.masked_fill(gaps, 0)
+        # Half precision holds no sum of squares, and of a series far from 0 not its variation.
+        values = values.to(torch.promote_types(values.dtype, torch.float32))
         mean, last, scale = measure_series(values, gaps, self.config.scaling_epsilon)
         loc = mean if self.config.scaling_location == "mean" else last
-        series = (values - loc) / scale
+        dtype = self.value_embedding.weight.dtype
+        series = ((values - loc) / scale).to(dtype)
         if gaps is not None:
             series = series.masked_fill(gaps, 0)
 
@@ -221,7 +224,7 @@ class SKTformerForPrediction(SKTformerPreTrainedModel):
             # Several processes wait for the gradient of every weight.
             hidden_states = hidden_states + 0 * self.gap_embedding.weight.sum()
         if self.level_embedding is not None:
-            hidden_states = hidden_states + self.level_embedding(self._separate_channels(last))
+            hidden_states = hidden_states + self.level_embedding(self._separate_channels(last.to(dtype)))
         kwargs["return_dict"] = True  # here; the configuration decides for the caller
         outputs = self._encode(hidden_states, **kwargs)
         if outputs.get("attentions"):
@@ -230,7 +233,7 @@ class SKTformerForPrediction(SKTformerPreTrainedModel):
         forecast = fourier_extrapolation(decoded, self.config.num_harmonics, self.config.prediction_length)
         if self.config.channel_independence:
             forecast = forecast.squeeze(-1).unflatten(0, (batch_size, num_channels)).mT  # (B, H, C)
-        forecast = forecast * scale + loc
+        forecast = forecast.to(values.dtype) * scale + loc
 
         loss = None
         if future_values is not None:
@@ -255,7 +258,8 @@ class SKTformerForPrediction(SKTformerPreTrainedModel):
             )
         if past_values.dim() == 2:
             return self.predict(past_values.unsqueeze(0)).squeeze(0)
-        context = past_values[:, -self.config.context_length :].to(self.device, self.dtype)
+        dtype = torch.promote_types(self.dtype, torch.float32)
+        context = past_values[:, -self.config.context_length :].to(self.device, dtype)
         was_training = self.training
         try:
             return self.eval()(context, past_observed_mask=~context.isnan(), return_dict=True).prediction_outputs

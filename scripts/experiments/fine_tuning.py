@@ -73,6 +73,8 @@ class FineTuningArguments(HeadArguments):
             self.metric_for_best_model = self.metric_for_best_model or "score"
         if patience is not None and IntervalStrategy(self.eval_strategy) == IntervalStrategy.NO:
             raise UserError("--early_stopping_patience needs evaluations while training; add --eval_strategy.")
+        if self.greater_is_better is None and str(self.metric_for_best_model).endswith(("mse", "mae")):
+            self.greater_is_better = False  # the Trainer takes what is not called a loss for a score
         super().__post_init__()
         require_at_least(1, self, "seeds", "early_stopping_patience")
         for is_wrong, message in (

@@ -245,6 +245,8 @@ def load_classifier(
     if reads_otherwise and not (new_head and arguments.ignore_mismatched_sizes):
         hint = "pass --ignore_mismatched_sizes to start with a new head" if new_head else "leave the override out"
         raise UserError(f"{what} has a head for classifier_pooling={poolings[0]}, not {poolings[1]}; {hint}.")
+    if mismatched and not new_head:
+        _check_labels(trained_words, labels, what)
     if untrained and not new_head:
         raise UserError(f"{what} has no classification head ({untrained[0]} is missing); fine-tune it first.")
     answers_otherwise = bool(labels) and not untrained and _answers_otherwise(trained_words, labels)

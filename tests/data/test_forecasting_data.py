@@ -46,6 +46,31 @@ def test_a_file_is_read(tmp_path):
     assert read_file(str(tmp_path / "s.csv"), "date", ["b"]).columns == ["b"]
 
 
+@pytest.mark.parametrize("name", [None, "when"])
+def test_times_that_are_the_index_of_a_parquet_file_are_read(tmp_path, name):
+    values = table().drop(index=[7, 8])
+    values.index = pd.DatetimeIndex(values.pop("date"), name=name)
+    values.to_parquet(tmp_path / "s.parquet")
+    series = read_file(str(tmp_path / "s.parquet"), None, None)
+    assert series.columns == ["a", "b"]
+    assert len(series.values) == 50
+    assert series.num_gaps == 4
+    assert series.timestamp_column == (name or "date")
+    values[::-1].to_parquet(tmp_path / "back.parquet")
+    with pytest.raises(UserError, match="is before that of the row above"):
+        read_file(str(tmp_path / "back.parquet"), None, None)
+
+
+def test_the_index_that_a_file_was_written_with_is_no_channel(tmp_path):
+    table().to_csv(tmp_path / "s.csv")
+    series = read_file(str(tmp_path / "s.csv"), None, None)
+    assert series.columns == ["a", "b"]
+    assert series.notes == ("Its first column has no name and numbers the rows: it is left out.",)
+    assert read_file(str(tmp_path / "s.csv"), None, ["Unnamed: 0", "a"]).columns == ["Unnamed: 0", "a"]
+    table(c=1.5)[["c", "date", "a"]].rename(columns={"c": ""}).to_csv(tmp_path / "c.csv", index=False)
+    assert len(read_file(str(tmp_path / "c.csv"), None, None).columns) == 2
+
+
 def test_data_sets_are_read_as_the_hub_has_them(tmp_path, monkeypatch):
     folder = tmp_path / "library"
     folder.mkdir()
@@ -396,6 +421,13 @@ def test_the_scale_is_the_training_part_s():
     np.testing.assert_allclose(values[:70, 0].mean(), 0, atol=1e-6)
     assert (values[:, 1] == 0).all()
     np.testing.assert_allclose(scaler.restore(scaler.apply(series)), series.values)
+
+
+def test_small_units_are_no_constants():
+    series = make_series("s", table(100, a=1e-11 + 1e-13 * np.sin(np.arange(100)), b=[0.1] * 100), None, None)
+    scaler, windows = make_parts(series, 5, 2)
+    np.testing.assert_allclose(np.asarray(windows["train"].values[:70]).std(axis=0), [1, 0], atol=1e-6)
+    assert scaler.std[1] == 1
 
 
 def test_windows_are_all_there_is_of_a_part():

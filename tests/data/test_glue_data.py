@@ -137,6 +137,7 @@ def change(task, number=3, **values):
         ("stsb", change("stsb", label=float("nan")), "row 3 has the label nan"),
         ("stsb", [{"sentence1": "a", "sentence2": "b", "label": True}], "row 0 has the label True"),
         ("stsb", [{"sentence1": "a", "sentence2": "b", "label": "high"}], "row 0 has the label 'high'"),
+        ("cola", change("cola", sentence=["a"] * 99), r"\['a', 'a', 'a', 'a', 'a', 'a', \.\.\.\] for `sentence`"),
         ("cola", change("cola", sentence=None), "row 3 has None for `sentence`, which must be text"),
         ("mrpc", change("mrpc", sentence2=None), "row 3 has None for `sentence2`"),
         ("cola", [{"sentence": 5, "label": 1}], "row 0 has 5 for `sentence`"),

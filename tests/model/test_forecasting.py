@@ -333,8 +333,25 @@ def test_half_precision_spares_the_filters(dtype, tmp_path):
     for name, parameter in model.named_parameters():
         assert parameter.dtype == (torch.float32 if name.endswith("filter") else dtype)
     forecast = model.predict(make_series())
-    assert forecast.dtype == dtype
+    assert forecast.dtype == torch.float32
     assert forecast.isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_half_precision_measures_series_in_float32(dtype):
+    model = make_forecaster(context_length=720, scaling_location="last", embed_level=True).to(dtype)
+    days = torch.arange(720).remainder(24)[None, :, None].expand(1, -1, CHANNELS)
+    outputs = model(past_values=days.to(dtype))
+    assert (outputs.loc == 23).all()
+    assert outputs.prediction_outputs.isfinite().all()
+    model = make_forecaster()
+    series = make_series()
+    expected = model(past_values=400 * series)
+    outputs = model.to(dtype)(past_values=(400 * series).to(dtype))
+    torch.testing.assert_close(outputs.scale.double(), expected.scale, rtol=0.02, atol=0)
+    # An offset that half precision rounds by more than the series varies.
+    expected = model.double().predict(4000 + series)
+    assert (model.to(dtype).predict(4000 + series) - expected).abs().max() < 0.5
 
 
 @pytest.mark.parametrize("channel_independence", [False, True])

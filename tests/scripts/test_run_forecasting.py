@@ -98,6 +98,10 @@ def test_a_run_leaves_tables_forecasts_and_pictures(run, tmp_path, capsys):
     rows = list(csv.reader((tmp_path / "new" / "horizon-6" / "forecast.csv").open()))
     assert rows[0] == ["when", "north", "south"]
     assert rows[1][0] == "2024-01-03 12:00:00"
+    (tmp_path / "seeds" / "horizon-6" / "seed-0").mkdir(parents=True)
+    (tmp_path / "seeds" / "horizon-6" / "seed-0" / "config.json").write_text("{}")
+    with pytest.raises(UserError, match=r"seeds holds a forecaster in each of horizon-6/seed-0; give one"):
+        run("--model_name_or_path", str(tmp_path / "seeds"), "--data_file", new, "--do_predict", name="wrong")
     with pytest.raises(UserError, match=r"run holds a forecaster in each of horizon-6, horizon-9; give one"):
         run("--model_name_or_path", str(tmp_path / "run"), "--data_file", new, "--do_predict", name="wrong")
     blind = write_series(tmp_path / "blind.csv", num_rows=60, north=[1.0] * 30 + [np.nan] * 30)
@@ -128,7 +132,11 @@ def test_a_run_leaves_tables_forecasts_and_pictures(run, tmp_path, capsys):
         (one, [], "one.csv has no column south, which --target_columns or the checkpoint asks for"),
         (file, ["--target_columns", "north"], "made for 2 channels .*, and --target_columns names 1"),
         (file, ["--prediction_length", "7"], "reads 24 steps and forecasts 6"),
-        (write_series(tmp_path / "short.csv", num_rows=20), [], "has 20 steps, and the forecaster reads 24"),
+        (
+            write_series(tmp_path / "short.csv", num_rows=20),
+            [],
+            "has 20 time steps, and a forecast reads the last 24; give a longer series\\.",
+        ),
     ):
         with pytest.raises(UserError, match=message):
             run(*checkpoint, *lengths, "--data_file", data, "--do_predict", *more, name="wrong")
@@ -246,6 +254,34 @@ def test_mistakes_are_found_before_a_folder_is_touched(run, tmp_path, flags, mes
     with pytest.raises(UserError, match=message):
         run(*([] if "--do_eval" in flags else ["--do_train"]), *flags)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("name", ["mse", "eval_mae"])
+def test_the_lowest_error_is_the_best(run, tmp_path, name):
+    every = [
+        "--eval_strategy",
+        "epoch",
+        "--save_strategy",
+        "epoch",
+        "--num_train_epochs",
+        "3",
+        "--learning_rate",
+        "1e-3",
+    ]
+    run("--do_train", *every, "--load_best_model_at_end", "true", "--metric_for_best_model", name)
+    metrics = metrics_of(tmp_path / "run")
+    key = f"eval_{name.removeprefix('eval_')}"
+    errors = {entry["step"]: entry[key] for entry in metrics["history"] if key in entry}
+    assert metrics["best_step"] == min(errors, key=errors.__getitem__) != next(iter(errors))
+
+
+def test_a_series_too_short_for_any_forecast_is_said_to_be(run, tmp_path):
+    file = write_series(tmp_path / "short.csv", num_rows=20, when=range(20))
+    with pytest.raises(UserError, match="the last 24; give a longer series, or a smaller --context_length"):
+        run("--data_file", file)
+    one = write_series(tmp_path / "one.csv", num_rows=1, when=[0])
+    with pytest.raises(UserError, match=r"one\.csv has 1 time steps, none of them in the part for training"):
+        run("--data_file", one, "--context_length", "1", "--prediction_length", "1")
 
 
 # Recipes

@@ -78,7 +78,10 @@ def load_config(arguments: ForecasterArguments) -> PreTrainedConfig:
         UserError: if it cannot be had, or is of no forecaster.
     """
     name = str(arguments.model_name_or_path)
-    runs = sorted(file.parent.name for file in Path(name).glob("*/config.json"))
+    below = (
+        sorted(Path(name).glob(pattern)) for pattern in ("*/config.json", "*/*/config.json")
+    )  # with several seeds
+    runs = [str(file.parent.relative_to(name)) for file in next(filter(None, below), [])]
     if runs and not (Path(name) / "config.json").exists():
         raise UserError(f"{name} holds a forecaster in each of {', '.join(runs)}; give one of these folders.")
     with explained(f"The checkpoint {name} cannot be loaded"):

@@ -121,7 +121,9 @@ def check_future(command: Command, arguments: SeriesArguments, series: Series) -
     training = command.groups[-1]
     context = int(arguments.context_length or 0)
     if len(series.values) < context:
-        raise UserError(f"{series.source} has {len(series.values):,} steps, and the forecaster reads {context}.")
+        steps = f"{series.source} has {len(series.values):,} time steps, and a forecast reads the last {context:,}"
+        remedy = "" if command.groups[0].model_name_or_path else ", or a smaller --context_length"
+        raise UserError(f"{steps}; give a longer series{remedy}.")
     for horizon in arguments.horizons():
         file = Path(training.output_dir) / folder_name(horizon) / FORECAST_FILE
         if file.exists() and not (training.do_train or training.do_eval or training.overwrite):

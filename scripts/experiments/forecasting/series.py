@@ -20,11 +20,21 @@ _NO_TIMESTAMPS = "none"
 # Numbers that say when a row was, and between which values they lie.
 # Hours and minutes written as 2024013112 and 202401311259 lie between the latter two.
 _NUMBERED = {"years": (1000, 2999), "s": (10**8, 19 * 10**8), "ms": (3 * 10**11, 19 * 10**11)}
+
+
+def _read_parquet(file: Path) -> pd.DataFrame:
+    """A table with the times that pandas keeps as its index, as a column."""
+    table = pd.read_parquet(file)
+    if not isinstance(table.index, pd.DatetimeIndex):
+        return table
+    return table.rename_axis(index=table.index.name or _TIMESTAMPS[0]).reset_index()
+
+
 # No column stands for the rows: fields that have no name would be taken for it.
 _READERS = {
     ".csv": partial(pd.read_csv, index_col=False),
     ".tsv": partial(pd.read_csv, sep="\t", index_col=False),
-    ".parquet": pd.read_parquet,
+    ".parquet": _read_parquet,
 }
 # Time steps after which a series is most like itself, by their length in seconds.
 _DAY = 86400
@@ -182,7 +192,8 @@ def make_series(
                 hint = f"; pass --{flag} {_NO_TIMESTAMPS} if its rows have no times" if name == named else ""
                 asked = f"which --{flag} or the checkpoint asks for"
                 raise UserError(f"{source} has no column {name}, {asked}; {there}{hint}.")
-    likely = [n for n in table.columns if n.lower() in _TIMESTAMPS and n not in (target_columns or ())]
+    dated = [n for n in table.columns if pd.api.types.is_datetime64_any_dtype(table[n])]
+    likely = [n for n in table.columns if n.lower() in _TIMESTAMPS and n not in (target_columns or ())] or dated
     if has_none := timestamp_column == _NO_TIMESTAMPS:  # dates are no channel, numbers may be one
         likely = [name for name in likely if not pd.api.types.is_numeric_dtype(table[name])]
     found = [named] if named else likely[:1]
@@ -191,13 +202,22 @@ def make_series(
         times = _read_timestamps(source, table[found[0]], rows_are_steps, is_sure=named is not None)
         if times is None:
             notes.append(f"Its column {found[0]} holds numbers and no dates: steps are numbered.")
-    columns = list(target_columns or [name for name in table.columns if name not in found])
+    numbering = [] if target_columns else [name for name in table.columns[:1] if _numbers_the_rows(table[name])]
+    if numbering:
+        notes.append("Its first column has no name and numbers the rows: it is left out.")
+    columns = list(target_columns or [name for name in table.columns if name not in (*found, *numbering)])
     if not columns or set(columns) & set(found) or len(set(columns)) < len(columns):
         raise UserError(f"{source}: name each column to forecast once with --target_columns; {there}.")
     values = np.stack([_read_numbers(source, table[name]) for name in columns], axis=1)
     read_from = timestamp_column if has_none else None if times is None else found[0]
     series = Series(source, columns, values, times, read_from, tuple(notes))
     return series if rows_are_steps else _even_out(series)
+
+
+def _numbers_the_rows(column: pd.Series) -> bool:
+    """Whether it is the index of a table as `to_csv` writes it."""
+    unnamed = column.name in ("", "Unnamed: 0") and pd.api.types.is_integer_dtype(column)
+    return bool(unnamed and (column.diff().iloc[1:] == 1).all())
 
 
 def _read_numbers(source: str, column: pd.Series) -> np.ndarray:

@@ -101,6 +101,9 @@ class Scaler:
         value there is a `UserError`.
         """
         part = series.values[:stop]
+        if not len(part):
+            steps = f"{series.source} has {len(series.values):,} time steps, none of them in the part for training"
+            raise UserError(f"{steps}, by which it is scaled; give a longer series.")
         observed = ~np.isnan(part)
         for name, known in zip(series.columns, observed.any(axis=0), strict=True):
             if not known:
@@ -110,7 +113,7 @@ class Scaler:
         mean = np.where(observed, part, 0).sum(axis=0) / count
         std = np.sqrt((np.where(observed, part - mean, 0) ** 2).sum(axis=0) / count)
         # A constant's deviation is rounding.
-        std = np.where(std > 1e-12 * np.maximum(np.abs(mean), 1), std, 1)
+        std = np.where(std > 1e-12 * np.abs(mean), std, 1)
         return cls(series.columns, mean.tolist(), std.tolist(), series.timestamp_column)
 
     def apply(self, series: Series) -> np.ndarray:

@@ -4,6 +4,7 @@ A task's rows come from a data set of the Hub, from a folder of tasks or from si
 the numbering of labels of `nyu-mll/glue`.
 """
 
+import reprlib
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import MISSING, dataclass, field
@@ -161,7 +162,7 @@ def load_split(task: GlueTask, split: str, arguments: GlueArguments) -> Dataset:
     for column, texts in columns.items():
         for number, text in enumerate(texts):
             if not isinstance(text, str):
-                raise UserError(f"{name}: row {number} has {text!r} for `{column}`, which must be text.")
+                raise UserError(f"{name}: row {number} has {reprlib.repr(text)} for `{column}`, which must be text.")
     if is_test:
         columns["idx"] = list(rows["idx"]) if "idx" in rows.column_names else list(range(len(rows)))
     else:

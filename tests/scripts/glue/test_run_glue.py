@@ -128,6 +128,10 @@ def test_predictions_are_the_model_s(everything):
 
 def test_similarities_stay_in_their_range(tmp_path, recipe, monkeypatch):
     run(monkeypatch, "--recipe", recipe, "--task_name", "stsb")
+    assert "always the mean" in (tmp_path / "run" / "stsb" / "README.md").read_text()
+    other = ["--model_name_or_path", tmp_path / "run" / "stsb", "--output_dir", tmp_path / "other"]
+    with pytest.raises(UserError, match=r"classes are unacceptable, acceptable: it was fine-tuned on another task"):
+        run(monkeypatch, "--recipe", recipe, "--task_name", "cola", "--do_predict", *other)
     weights = tmp_path / "run" / "stsb" / "model.safetensors"
     changed = load_file(weights)
     (bias,) = [name for name in changed if name.endswith("classifier.output.bias")]
