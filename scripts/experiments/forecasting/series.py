@@ -1,7 +1,7 @@
 """Time series as tables: read from a file, the Hub or a seed, checked, and put on an even grid of time steps."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -31,7 +31,7 @@ def _read_parquet(file: Path) -> pd.DataFrame:
 
 
 # No column stands for the rows: fields that have no name would be taken for it.
-_READERS = {
+_READERS: dict[str, Callable[[Path], pd.DataFrame]] = {
     ".csv": partial(pd.read_csv, index_col=False),
     ".tsv": partial(pd.read_csv, sep="\t", index_col=False),
     ".parquet": _read_parquet,
