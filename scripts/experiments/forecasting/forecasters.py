@@ -78,9 +78,8 @@ def load_config(arguments: ForecasterArguments) -> PreTrainedConfig:
         UserError: if it cannot be had, or is of no forecaster.
     """
     name = str(arguments.model_name_or_path)
-    below = (
-        sorted(Path(name).glob(pattern)) for pattern in ("*/config.json", "*/*/config.json")
-    )  # with several seeds
+    # A horizon's folder holds one for each seed, where there are several.
+    below = (sorted(Path(name).glob(pattern)) for pattern in ("*/config.json", "*/*/config.json"))
     runs = [str(file.parent.relative_to(name)) for file in next(filter(None, below), [])]
     if runs and not (Path(name) / "config.json").exists():
         raise UserError(f"{name} holds a forecaster in each of {', '.join(runs)}; give one of these folders.")

@@ -170,6 +170,7 @@ def write_task_card(
     if "eval_mismatched_accuracy" in metrics:
         scores["mismatched_accuracy"] = metrics["eval_mismatched_accuracy"]
     low, high = SIMILARITY_RANGE
+    guess = "mean" if task.is_regression else "commonest label"
     write_classifier_card(
         *(folder, metrics, arguments),
         script="run_glue.py",
@@ -177,11 +178,7 @@ def write_task_card(
         answers=" or ".join(f"`{word}`" for word in task.labels) or f"a similarity from {low:g} to {high:g}",
         example=example_input(task.columns),
         scores=scores,
-        others={
-            f"always the {'mean' if task.is_regression else 'commonest label'}": {
-                n: v for n, v in metrics["majority"].items() if n in scores
-            }
-        },
+        others={f"always the {guess}": {n: v for n, v in metrics["majority"].items() if n in scores}},
         evaluated_on=f"{metrics['eval_samples']:,} examples of the evaluation part of {task.title}",
         datasets=datasets,
         base_model=start.model_name_or_path,
