@@ -2,7 +2,7 @@
 
 import json
 import sys
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -277,11 +277,12 @@ def test_what_tables_share_is_run_once():
     assert {n for n, row in pretraining.rows().items() if rows.get(n) == row} == {"SKTformer", "SKTformer-best"}
 
 
-def test_the_longer_frontier_shares_searches_and_timed_runs():
-    frontier, longer = (TABLES[name].stages[0] for name in ("frontier", "frontier_longer"))
-    assert replace(longer, cases=frontier.cases) == frontier
-    assert {case.timed() for case in longer.cases} < {case.timed() for case in frontier.cases}
-    assert longer.cases[0].timed() == frontier.cases[0].timed()  # whose search chooses for all
+def test_the_frontier_of_larger_models_differs_by_their_sizes():
+    frontier, mini = (TABLES[name].stages[0] for name in ("frontier", "frontier_mini"))
+    assert mini.recipe() == frontier.recipe() | {"config_name": "sktformer-mini"}
+    assert mini.folder != frontier.folder  # where runs of one name are the same
+    assert mini.rows()["SKTformer-best"] == ("--run_name", "SKTformer-best", "--config_name", "sktformer-mini-best")
+    assert {case.name for case in mini.cases} < {case.name for case in frontier.cases}
 
 
 def test_what_was_tried_on_books_shares_rows_of_the_frontier_at_its_rates():

@@ -55,7 +55,7 @@ config = {"model_type": metrics["model_type"], "architectures": ["BertForMaskedL
 (folder / "metrics.json").write_text(json.dumps(metrics))
 """
 
-OF_TEXT = ("pretraining", "improvements", "improvements_books", "frontier", "frontier_longer", "authorship", "glue")
+OF_TEXT = ("pretraining", "improvements", "improvements_books", "frontier", "frontier_mini", "authorship", "glue")
 
 
 @pytest.fixture

@@ -35,8 +35,12 @@ _FRONTIER = replace(
     one_rate=True,
     curves=(Curve(against="minutes of training"), Curve(), Curve(against="trillion multiply-adds")),
 )
-# Beyond the plateaus on which most rows end there.
-_LONGER = replace(_FRONTIER, cases=(_frontier_case(512, 20.0), _frontier_case(4096, 20.0)))
+_MINI = replace(
+    _FRONTIER,
+    folder="frontier/mini",
+    recipes=(*_FRONTIER.recipes, "pretrain/frontier_mini.yaml"),
+    cases=(_frontier_case(512, 10.0), _frontier_case(4096, 10.0)),
+)
 # The same of what was tried of the model: equal time on books, where improvements.md has equal steps.
 _IMPROVEMENTS = replace(
     _FRONTIER,
@@ -65,6 +69,10 @@ _EQUAL_TIME = (
 )
 _FRONTIER_TEXT = "Masked language modelling on whole books for {minutes:g} minutes: " + _EQUAL_TIME
 _WINDOW = "- Longformer's window is 512 tokens; shorter inputs are padded to it."
+_SHORT = (
+    "- The time is short: rows near the unigram frequencies have hardly begun to learn; where they would end is not "
+    "said here."
+)
 _TIMED = (
     "- How many steps the time holds, short runs of their own say, one after another; evaluations do not count, and "
     "minutes of pictures are steps times that time.",
@@ -85,18 +93,13 @@ TABLES = {
         "The frontier: what minutes of training buy, by the length of documents",
         _FRONTIER_TEXT,
         (_FRONTIER,),
-        (
-            *_TIMED,
-            _WINDOW,
-            "- The time is short: rows near the unigram frequencies have hardly begun to learn; where they would end "
-            "is not said here.",
-        ),
+        (*_TIMED, _WINDOW, _SHORT),
     ),
-    "frontier_longer": Table(
-        "The frontier after a longer training",
+    "frontier_mini": Table(
+        "The frontier at the sizes of sktformer-mini",
         _FRONTIER_TEXT,
-        (_LONGER,),
-        (*_TIMED, _WINDOW, "- The learning rates are those that [three minutes](frontier.md) have."),
+        (_MINI,),
+        (*_TIMED, _WINDOW, _SHORT),
     ),
     "improvements_books": Table(
         "What was tried, on books at equal time",
