@@ -93,7 +93,13 @@ TABLES = {
         "The frontier: what minutes of training buy, by the length of documents",
         _FRONTIER_TEXT,
         (_FRONTIER,),
-        (*_TIMED, _WINDOW, _SHORT),
+        (
+            *_TIMED,
+            _WINDOW,
+            _SHORT,
+            "- [What to choose](../long_documents.md#what-to-choose). What was tried to move the frontier: "
+            "[at equal time](improvements_books.md), [at equal steps](improvements.md).",
+        ),
     ),
     "frontier_mini": Table(
         "The frontier at the sizes of sktformer-mini",
