@@ -64,8 +64,8 @@ _POOLING = replace(
 )
 _EQUAL_TIME = (
     "{0[config_name]} sizes, no dropout, the same text, tokenizer and masks, and "
-    f"{_FRONTIER_TOKENS:,} tokens a step for every row. A row takes as many steps as the time holds of its own, and a "
-    "schedule of that length. Loss in nats per masked token of books not trained on. {data}."
+    f"{_FRONTIER_TOKENS:,} tokens a step for every row. Each row takes as many of its own steps as fit into the time, "
+    "with a schedule of that length. Loss in nats per masked token of books not trained on. {data}."
 )
 _FRONTIER_TEXT = "Masked language modelling on whole books for {minutes:g} minutes: " + _EQUAL_TIME
 _WINDOW = "- Longformer's window is 512 tokens; shorter inputs are padded to it."
@@ -74,8 +74,8 @@ _SHORT = (
     "said here."
 )
 _TIMED = (
-    "- How many steps the time holds, short runs of their own say, one after another; evaluations do not count, and "
-    "minutes of pictures are steps times that time.",
+    "- How many steps fit into the time is measured in short runs before, one at a time. Evaluations do not count. "
+    "Minutes in the pictures are steps times the measured time of a step.",
     "- Multiply-adds are those of the encoder in forward and backward pass, counted as on a GPU: a cost that no "
     "machine or load changes.",
 )

@@ -61,7 +61,9 @@ def _whole(task: str) -> Table:
     """Table 1: the paper's recipe in full, with its best values, and others."""
     rows = tuple((name, f"published.rows.{name}") for name in ROWS)
     measures = (_accuracy("accuracy (%)", rows=rows), *_costs(ROWS))
-    return _table(task, "all of the paper's training", _stage(task, "", "lra", (Case(_TITLES[task]),), measures))
+    table = _table(task, "all of the paper's training", _stage(task, "", "lra", (Case(_TITLES[task]),), measures))
+    note = "- SKTformer-best has the paper's best values, `configuration/lra/best`; it is no preset."
+    return replace(table, notes=(note, *table.notes))
 
 
 def _curves(task: str, num_steps: int, is_whole: bool = False) -> Table:
@@ -69,10 +71,10 @@ def _curves(task: str, num_steps: int, is_whole: bool = False) -> Table:
     steps = [step for step in CURVE_STEPS if step <= num_steps]
     every = ["--eval_strategy", "steps", "--eval_steps", "500", "--save_strategy", "steps", "--save_steps", "500"]
     if is_whole:
-        runs, rates, note = "lra_curves_short", (1e-3, 3e-3, 6e-3), "- A short training has rates of its own."
+        runs, rates, note = "lra_curves_short", (1e-3, 3e-3, 6e-3), "- The rates tried are those of a short training."
     else:
         runs = "lra_curves_listops" if task == "listops" else "lra_curves"
-        rates, note = _RATES, "- Behind the warm-up the rate stays what it is."
+        rates, note = _RATES, "- After the warm-up the rate is constant."
         every += ["--lr_scheduler_type", "constant_with_warmup"]
     rows = {f"{which} smoother (paper)": f"published.curve.{which}" for which in ("with", "without")}
     measures = [
