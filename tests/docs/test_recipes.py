@@ -287,9 +287,10 @@ def test_the_frontier_of_larger_models_differs_by_their_sizes():
 
 def test_what_was_tried_on_books_shares_rows_of_the_frontier_at_its_rates():
     frontier, improvements = (TABLES[name].stages[0] for name in ("frontier", "improvements_books"))
-    alike = {field.name for field in fields(Stage)} - {"runs", "cases", "measures", "learning_rates"}
+    alike = {field.name for field in fields(Stage)} - {"runs", "cases", "measures", "learning_rates", "rate_case"}
     assert all(getattr(improvements, name) == getattr(frontier, name) for name in alike)
     assert set(improvements.cases) < set(frontier.cases)
+    assert [frontier.choosing_case(case) for case in improvements.cases] == list(improvements.cases)
     rows = improvements.rows()
     shared = {name for name, row in frontier.rows().items() if rows.get(name) == row}
     assert shared == {"SKTformer", "SKTformer-best"}

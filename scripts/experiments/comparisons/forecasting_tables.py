@@ -27,7 +27,7 @@ def _forecasting(task: str) -> Table:
         measures=(errors("MAE", "mae"), errors("", "mse")),
         result="horizon-{case}/metrics.json",
         learning_rates=(3e-4, 1e-3, 3e-3),
-        one_rate=True,
+        rate_case=0,
         has_mean=True,
         label="MSE",
         floors=NAMES,

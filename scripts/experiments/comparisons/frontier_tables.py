@@ -24,7 +24,7 @@ _FRONTIER = replace(
     folder="frontier",
     runs="frontier.txt",
     recipes=("pretrain/compare.yaml", "pretrain/frontier.yaml"),
-    cases=tuple(map(_frontier_case, (512, 2048, 4096, 128))),
+    cases=tuple(map(_frontier_case, (128, 512, 2048, 4096))),
     measures=(
         PRETRAINING.measures[1],
         Measure("steps", "step", format=",.0f"),
@@ -32,7 +32,7 @@ _FRONTIER = replace(
         Measure("billion multiply-adds a step", "step_multiply_adds", format=",.1f", factor=1e-9),
     ),
     search_steps=200,
-    one_rate=True,
+    rate_case=1,
     curves=(Curve(against="minutes of training"), Curve(), Curve(against="trillion multiply-adds")),
 )
 _MINI = replace(
@@ -40,12 +40,14 @@ _MINI = replace(
     folder="frontier/mini",
     recipes=(*_FRONTIER.recipes, "pretrain/frontier_mini.yaml"),
     cases=(_frontier_case(512, 10.0), _frontier_case(4096, 10.0)),
+    rate_case=0,
 )
 # The same of what was tried of the model: equal time on books, where improvements.md has equal steps.
 _IMPROVEMENTS = replace(
     _FRONTIER,
     runs="pretrain_improvements.txt",
     cases=(_frontier_case(512),),
+    rate_case=0,
     measures=(PRETRAINING.measures[0], *_FRONTIER.measures),
     learning_rates=(2e-3,),
 )
@@ -58,7 +60,7 @@ _POOLING = replace(
     cases=(Case("SST-2", "sst2", ("--task_name", "sst2", "--max_train_samples", "4000", "--save_strategy", "no")),),
     measures=(replace(GLUE.measures[0], title="accuracy (%)"),),
     search_steps=None,
-    one_rate=False,
+    rate_case=None,
     has_mean=False,
     drawn_by_row=1,
 )

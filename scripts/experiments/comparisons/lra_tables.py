@@ -95,7 +95,7 @@ def _noise() -> Table:
     measure = _accuracy("", rows=tuple((name, f"published.noise.{name}") for name in NOISES))
     cases = tuple(Case(f"noise {a}", f"noise-{a}", ("--noise", str(a)), max_steps=5000) for a in amplitudes)
     stage = _stage("image", "noise", "lra_noise", cases, (*_costs(NOISES), measure))
-    return _table("image", "noise on the pixels", replace(stage, one_rate=True, has_mean=True, label="accuracy (%)"))
+    return _table("image", "noise on the pixels", replace(stage, rate_case=0, has_mean=True, label="accuracy (%)"))
 
 
 def _analysis(task: str, runs: str, title: str) -> Table:

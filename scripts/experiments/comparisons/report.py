@@ -13,6 +13,9 @@ from experiments.results import command_line, format_origin, format_table, write
 from modeling_sktformer import SKTformerConfig
 
 
+_WIDEST = 12  # columns of a table that a page can show
+
+
 @dataclass
 class Column:
     """What the rows have reached: a value for each seed, or one for all."""
@@ -59,7 +62,6 @@ def write_table(
     winners = {column.title: column.winner() for column in columns if column.measure.best}
     best = [f"{title} {row} ({'ours' if row in ours else 'not ours'})" for title, row in winners.items()]
     names = dict.fromkeys([*rows, *(row for column in columns for row in column.values)])
-    header, cells = ["", *(c.title for c in columns)], [[row, *(c.cell(row) or "-" for c in columns)] for row in names]
     beaten = _describe_floors(table.stages[-1], columns)
     over = "Mean and standard deviation over seeds" if len(seeds) > 1 else "One seed,"
     partial = ["- Some of these runs use a part of their data."] * any(m.get("is_partial") for m in measured)
@@ -69,7 +71,7 @@ def write_table(
     paragraphs = [
         f"# {table.title}",
         table.text.format(*recipes, data=_describe_data(given, measured), minutes=table.minutes),
-        "\n".join(format_table(header, cells)),
+        *_format_columns(columns, list(names)),
         f"Best: {'; '.join(best)}.",
         "\n".join(
             [statistics_note, *_describe_searches(table.stages, outcomes), *beaten, *partial, *further, *table.notes]
@@ -106,11 +108,29 @@ def _build_columns(stage: Stage, outcomes: Outcomes, sources: Mapping[str, str])
         seeds = {row: zip(*(of_case[row] for of_case in scores), strict=True) for row in scores[0]}
         means = {row: [statistics.mean(seed) for seed in of_row] for row, of_row in seeds.items()}
         columns.append(Column("mean", stage.measures[-1], means))
-    for case in stage.cases if stage.learning_rates else ():
+    rate = Measure("learning rate", "", format="g")
+    for case in dict.fromkeys(map(stage.choosing_case, stage.cases)) if stage.learning_rates else ():
         chosen = {row: outcomes.get((source, case.key), not_run).rate for row, source in sources.items()}
-        rates = {row: [rate] for row, rate in chosen.items() if rate is not None}
-        columns.append(Column(f"learning rate, {case.title}", Measure("", "", format="g"), rates))
+        rates = {row: [value] for row, value in chosen.items() if value is not None}
+        title = rate.title if stage.rate_case is not None else f"{rate.title}, {case.title}"
+        columns.append(Column(title, rate, rates))
     return [column for column in columns if column.values]
+
+
+def _format_columns(columns: Sequence[Column], rows: Sequence[str]) -> list[str]:
+    """One table; where that were too wide, one for each measure of several cases, behind them one for the others."""
+    parts = [list(columns)]
+    if len(columns) > _WIDEST:
+        groups = [
+            [c for c in columns if c.measure == measure] for measure in dict.fromkeys(c.measure for c in columns)
+        ]
+        several = [group for group in groups if len(group) > 1]
+        parts = [*several, [group[0] for group in groups if len(group) == 1]]
+    tables = []
+    for part in filter(None, parts):
+        cells = [[row, *(column.cell(row) or "-" for column in part)] for row in rows]
+        tables.append("\n".join(format_table(["", *(column.title for column in part)], cells)))
+    return tables
 
 
 def _look_up(metrics: Any, key: str) -> Any:
@@ -137,13 +157,14 @@ def _describe_searches(stages: Sequence[Stage], outcomes: Sequence[Outcomes]) ->
     searches = [(s, {key: o for key, o in of.items() if o.search}) for s, of in zip(stages, outcomes, strict=True)]
     searches, lines = [(stage, searched) for stage, searched in searches if searched], []
     for stage, searched in searches:
+        of = "" if stage.rate_case is None else f" at {stage.cases[stage.rate_case].title}"
         rates = sorted({float(rate) for outcome in searched.values() for rate in outcome.search})
         edge = [key for key, outcome in searched.items() if outcome.rate in (rates[0], rates[-1])]
-        names = dict.fromkeys(row if stage.one_rate else f"{row} {case}" for row, case in edge)
+        names = dict.fromkeys(row if stage.rate_case is not None else f"{row} {case}" for row, case in edge)
         lines.append(
             f"- Learning rates{f' of {stage.folder}' if len(searches) > 1 else ''}: for each row that says none the "
             f"one of {', '.join(f'{rate:g}' for rate in rates)} with the lowest "
-            f"evaluation loss{f' at {stage.cases[0].title}' if stage.one_rate else ''} under seed {SEARCH_SEED}, "
+            f"evaluation loss{of} under seed {SEARCH_SEED}, "
             f"which the table does not count; at the edge of these: {', '.join(names) or 'none'}."
         )
     return lines

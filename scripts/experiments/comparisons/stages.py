@@ -129,7 +129,7 @@ class Stage:
     result: str = METRICS_FILE  # in the folder of a run; {case} stands for the name of the case
     learning_rates: tuple[float, ...] = ()  # each row that does not say its own gets the best of these
     search_steps: int | None = None  # that choose it by their evaluation loss, by default as many as are compared
-    one_rate: bool = False  # whether the first case chooses it for all of them
+    rate_case: int | None = None  # the index of the case that chooses it for all, by default each its own
     has_mean: bool = False  # whether a column has the mean of the last measure over the cases
     label: str = "score (%)"  # of that measure in a picture of scores
     only: tuple[str, ...] | None = None  # the names of the rows that are compared, where not all are
@@ -148,6 +148,10 @@ class Stage:
         for flags in (*(load_recipe(CONFIGURATION / path) for path in self.recipes), further):
             merged = merged | flags | join_overrides(merged, flags)
         return merged
+
+    def choosing_case(self, case: Case) -> Case:
+        """The case by which the learning rate of a case is chosen."""
+        return case if self.rate_case is None else self.cases[self.rate_case]
 
     def rows(self) -> dict[str, tuple[str, ...]]:
         """
@@ -249,7 +253,7 @@ class _StageRuns:
         rates = {name: (float(rate),) if choice and rate else choice for name, rate in own.items()}
         cells = [(name, case) for case in self.stage.cases for name in self.rows]
         steps = self.arguments.search_steps or self.stage.search_steps
-        chooses = {case: self.stage.cases[0] if self.stage.one_rate else case for case in self.stage.cases}
+        chooses = {case: self.stage.choosing_case(case) for case in self.stage.cases}
         tried: dict[tuple[str, str], dict[float, Run]] = {}
         for name, case in cells:
             short = replace(chooses[case], max_steps=steps or chooses[case].max_steps, minutes=None)

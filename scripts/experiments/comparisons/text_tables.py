@@ -52,7 +52,7 @@ GLUE = Stage(
     learning_rates=(1e-4, 3e-4, 1e-3),
     # SST-2 chooses for all tasks: by its score CoLA would choose by chance, by its loss the model of one label.
     search_steps=400,
-    one_rate=True,
+    rate_case=0,
     has_mean=True,
 )
 BOOKS = replace(
