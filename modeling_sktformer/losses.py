@@ -41,7 +41,7 @@ def classification_loss(
     The `problem_type` is `"regression"` (mean squared error), `"single_label_classification"` (cross entropy) or
     `"multi_label_classification"` (binary cross entropy). By default regression for one label, single-label for
     integer labels, multi-label for others. `labels` are classes `(batch_size,)`, or targets of the shape of `logits`
-    (one column may be left out); a `ValueError` if they do not fit the logits, or the problem is another one.
+    (one column may be left out); a `ValueError` if their shape does not fit, or the problem is another one.
     """
     if problem_type not in (None, *PROBLEM_TYPES):
         raise ValueError(f"`problem_type` is {problem_type!r}; it must be one of {', '.join(PROBLEM_TYPES)}.")

@@ -638,7 +638,7 @@ class SKTformerForSequenceClassification(SKTformerHeadModel):
 
     `logits` have shape `(batch_size, num_labels)`. `labels` are classes `(batch_size,)` or targets `(batch_size,
     num_labels)`, see `config.problem_type`: one label is regression (mean squared error), integer labels are classes
-    (cross entropy), others a multi-label problem (binary cross entropy). Labels that do not fit are a `ValueError`.
+    (cross entropy), others a multi-label problem (binary cross entropy). Labels of another shape are a `ValueError`.
     """
 
     _auto_class = "AutoModelForSequenceClassification"
@@ -731,12 +731,11 @@ class SKTformerForSequenceMatching(SKTformerHeadModel):
         self.post_init()
 
     def _flatten_choices(self, *inputs: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        for name, values, num_axes in (("input_ids", inputs[0], 3), ("inputs_embeds", inputs[-1], 4)):
-            if values is not None and (values.dim() != num_axes or values.shape[1] != 2):
-                raise ValueError(
-                    f"`{name}` has shape {tuple(values.shape)}, this model reads pairs of sequences: (batch_size, 2, "
-                    f"sequence_length{', hidden_size' if num_axes == 4 else ''})."
-                )
+        names = {"input_ids": "", "attention_mask": "", "inputs_embeds": ", hidden_size"}
+        for (name, last), values in zip(names.items(), (*inputs[:2], inputs[-1]), strict=True):
+            if values is not None and (values.dim() != 3 + bool(last) or values.shape[1] != 2):
+                expected = f"this model reads pairs of sequences: (batch_size, 2, sequence_length{last})."
+                raise ValueError(f"`{name}` has shape {tuple(values.shape)}, {expected}")
         return super()._flatten_choices(*inputs)
 
 

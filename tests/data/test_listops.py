@@ -272,3 +272,12 @@ def test_a_file_without_expressions(tmp_path, content, message):
         file.write_text(content)
     with pytest.raises(UserError, match=message):
         read_listops(file)
+
+
+def test_a_file_may_begin_with_a_mark_and_end_with_empty_lines(tmp_path):
+    file = tmp_path / "rows.tsv"
+    file.write_bytes(b"\xef\xbb\xbfSource\tTarget\r\n4\t4\r\n7\t7\r\n\r\n")
+    assert read_listops(file).labels.tolist() == [4, 7]
+    file.write_bytes(b"Source\tTarget\n4\t4\n\n7\t7\n")
+    with pytest.raises(UserError, match="line 3 has 1 columns"):
+        read_listops(file)

@@ -70,6 +70,28 @@ def test_masks_hide_values_and_never_padding():
     assert MaskedCollator(257, 0.001)([tiny[0]])["labels"].tolist() == [[6]]
 
 
+def test_masks_depend_on_what_is_collated_alone():
+    generator = np.random.default_rng(0)
+    rows = [generator.integers(0, 256, length) for length in (400, 100, 300)]
+    examples = Examples.of_rows(rows, [0, 1, 0], "here")
+    collator = MaskedCollator(257, 0.3)
+
+    def hidden(*numbers):
+        batch = collator([examples[number] for number in numbers])["labels"] != -100
+        return {number: row[: len(rows[number])].tolist() for number, row in zip(numbers, batch, strict=True)}
+
+    torch.manual_seed(0)
+    first = hidden(0, 1)
+    torch.manual_seed(1)
+    assert hidden(0, 1) == first
+    # A sequence gets other masks in other company, as in every epoch.
+    assert hidden(0, 2)[0] != first[0]
+    assert hidden(1, 0)[0] != first[0]
+    collator.is_training = False
+    assert hidden(0, 1, 2) == hidden(0) | hidden(2, 1)
+    assert hidden(0)[0][:100] != hidden(1)[1]
+
+
 @pytest.fixture
 def arrays():
     generator = np.random.default_rng(0)
@@ -289,6 +311,32 @@ def test_pairs_are_read_and_bad_rows_named(tmp_path):
     (tmp_path / "new_aan_pairs.eval.tsv").write_text("")
     with pytest.raises(UserError, match=r"new_aan_pairs.eval.tsv is empty"):
         texts.read_pairs(tmp_path, 8)
+
+
+def test_tables_may_begin_with_a_mark_and_end_with_empty_lines(tmp_path):
+    row = "1\ta\tb\tfirst\tother"
+    for part in ("train", "eval", "test"):
+        (tmp_path / f"new_aan_pairs.{part}.tsv").write_text(f"\ufeff{row}\n{row}\n\n\n", encoding="utf-8")
+    assert texts.read_pairs(tmp_path, 8)["test"].labels.tolist() == [1, 1]
+    (tmp_path / "new_aan_pairs.test.tsv").write_text(f"{row}\n\n{row}\n")
+    with pytest.raises(UserError, match=r"line 2: .*has 1 columns"):
+        texts.read_pairs(tmp_path, 8)
+
+
+@pytest.mark.parametrize("labels", ["0 1", "0.0 1.0", "neg pos", "Negative Positive", "False True"])
+def test_labels_of_reviews_may_be_words(tmp_path, labels):
+    lines = [f"text {n},{label}" for n, label in enumerate(labels.split() * 2)]
+    for part in ("train", "test"):
+        (tmp_path / f"{part}.csv").write_text("\n".join(["text,label", *lines]))
+    assert texts.read_reviews(tmp_path, 9)["test"].labels.tolist() == [0, 1, 0, 1]
+
+
+@pytest.mark.parametrize("pixels", [np.array([True, False]), np.array([0, 1]), np.array([34.5, 200.0])])
+def test_pixels_that_are_no_grey_values_are_refused(arrays, pixels):
+    _, train_labels, test, test_labels = arrays
+    pictures = np.resize(pixels, (50, 1024))
+    with pytest.raises(UserError, match=r"pixels from \S+ to \S+; they must be whole, from 0 to 255"):
+        images.split_images((pictures, train_labels, test, test_labels), "here")
 
 
 def test_pairs_that_are_made_share_a_topic_when_they_belong_together():

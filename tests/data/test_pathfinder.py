@@ -220,7 +220,7 @@ def write_folder(folder, images, labels, as_array=False):
         if as_array:
             np.save(folder / f"metadata/{part}.npy", np.array(rows))
         else:
-            (folder / f"metadata/{part}.npy").write_text("".join(" ".join(row) + "\n" for row in rows))
+            (folder / f"metadata/{part}.npy").write_text("".join(" ".join(row) + "\n" for row in rows) + "\n")
 
 
 @pytest.mark.parametrize("kind", ["npz", "folder", "parent", "array"])

@@ -83,6 +83,8 @@ def test_mistakes_are_named():
             model(ids.view(shape))
     with pytest.raises(ValueError, match=r"`inputs_embeds` has shape \(3, 2, 60\).*sequence_length, hidden_size\)"):
         model(inputs_embeds=torch.ones(3, 2, 60, dtype=torch.float64))
+    with pytest.raises(ValueError, match=r"`attention_mask` has shape \(3, 5\).*\(batch_size, 2, sequence_length\)"):
+        model(ids.view(3, 2, 5), attention_mask=torch.ones(3, 5))
     with pytest.raises(ValueError, match="exactly one of `input_ids` and `inputs_embeds`"):
         model(attention_mask=ids.view(3, 2, 5))
     with pytest.raises(ValueError, match=r"labels of shape \(6,\) do not fit logits of shape \(3, 3\).*one class"):

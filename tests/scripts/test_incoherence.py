@@ -79,6 +79,9 @@ def test_smoothers_are_read_without_their_padding():
         (["--run_flags=--config_overrides use_smoother=false"], "the model has no Fourier convolution"),
         (["--run_flags=--config_overrides use_fourier_convolution=false"], "the model has no Fourier convolution"),
         (["--ranks", "65"], "--ranks 65: the model has 64 columns"),
+        (["--run_flags=--seeds 2"], "one model of each task is measured; leave --seeds and --search out"),
+        (["--run_flags=--search --max_steps -1"], "one model of each task is measured"),
+        (["--run_flags=--output_dir here"], "the folder of all runs is said by --output_dir of this command"),
     ],
 )
 def test_what_cannot_be_measured_is_refused_before_training(flags, message, tmp_path, monkeypatch):

@@ -313,6 +313,10 @@ def test_the_same_values_are_masked_at_every_evaluation_of_self_pretraining(run)
     losses = [entry["eval_loss"] for entry in metrics_of(folder)["history"] if "eval_loss" in entry]
     assert len(losses) == 2
     assert len(set(losses)) == 1
+    measured = ["--mask_probability", 0.5, "--model_name_or_path", folder, "--do_eval"]
+    alone = metrics_of(run(*EXPRESSIONS, *measured, "--per_device_eval_batch_size", 1, name="alone"))
+    for name in ("eval_accuracy", "eval_test_accuracy", "eval_masked_loss"):
+        assert alone[name] == pytest.approx(metrics_of(folder)[name]), name
 
 
 @pytest.mark.slow
@@ -492,6 +496,8 @@ def test_bad_arguments_are_named(run, pictures, tmp_path):
         ([*pictures, "--mask_probability", "1.5"], "between 0 and 1"),
         ([*pictures, "--masked_dropout", "1"], "--masked_dropout is 1; it must be"),
         ([*pictures, "--mask_probability", "0.5", "--test_curve"], "leave one out"),
+        ([*pictures, "--masked_dropout", "0.1"], "--masked_dropout is for --mask_probability"),
+        ([*pictures, "--do_predict"], "--do_predict: run_lra.py measures the test and writes no predictions"),
         ([*pictures, "--num_generated", "500"], "--num_generated: nothing is made here"),
         ([*pictures, "--dataset_revision", "main"], "--dataset_revision: nothing is read from the Hub"),
         (["--task_name", "listops", "--data_dir", tmp_path, "--max_depth", 3], "--max_depth says what is made"),

@@ -99,11 +99,17 @@ def analyze(arguments: IncoherenceArguments, places: results.ResultsArguments) -
 
 def _check_model(task: str, flags: Sequence[str], arguments: IncoherenceArguments) -> None:
     """Find out before training, and not after it, that there is nothing to measure."""
-    of_model, of_task, _ = parse_command(_GROUPS, argv=flags).groups
+    command = parse_command(_GROUPS, argv=flags)
+    of_model, of_task, training = command.groups
+    given = f"--run_flags {arguments.run_flags!r}"
+    if training.seeds > 1 or training.search:
+        raise UserError(f"{given}: one model of each task is measured; leave --seeds and --search out.")
+    if "output_dir" in command.given:
+        raise UserError(f"{given}: the folder of all runs is said by --output_dir of this command.")
     model = build_model(of_model, TASKS[task], of_task.length, False, seed=0)
     if not any(isinstance(module, FourierConvolution) for module in model.modules()):
         remedy = "take an SKTformer with all parts of its smoother"
-        raise UserError(f"--run_flags {arguments.run_flags!r}: the model has no Fourier convolution; {remedy}.")
+        raise UserError(f"{given}: the model has no Fourier convolution; {remedy}.")
     if max(arguments.ranks) > model.config.hidden_size:
         raise UserError(f"--ranks {max(arguments.ranks)}: the model has {model.config.hidden_size} columns.")
 
@@ -113,6 +119,8 @@ def _measure(run: Run, arguments: IncoherenceArguments) -> tuple[dict[str, np.nd
     recipe = ["--recipe", str(run.folder / ARGUMENTS_FILE)]
     _, of_task, _ = parse_command(_GROUPS, argv=recipe).groups
     test = load_parts(of_task)["test"]
+    if len(test) < 2:
+        raise UserError(f"{of_task.task_name} has one test example, and a spread needs two; read more.")
     test = test.select(np.linspace(0, len(test) - 1, min(len(test), arguments.num_examples)).astype(int))
     model = AutoModelForSequenceClassification.from_pretrained(run.folder).eval()
     values: dict[str, list[float]] = {}

@@ -1,7 +1,8 @@
 """Labelled sequences of bytes, pixels or symbols as the Trainer reads them."""
 
+import codecs
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -80,6 +81,21 @@ class Examples(torch.utils.data.Dataset):
         for array in (self.values, self.lengths, self.labels):
             digest.update(np.ascontiguousarray(array).data)
         return digest.hexdigest()[:16]
+
+
+def strip_table(lines: Iterable[bytes]) -> Iterator[bytes]:
+    """The lines of a table without their ends, a byte order mark before the first, and empty ones behind the last."""
+    empty = 0
+    for number, line in enumerate(lines):
+        line = line.rstrip(b"\r\n")
+        if number == 0:
+            line = line.removeprefix(codecs.BOM_UTF8)
+        if not line:
+            empty += 1
+            continue
+        yield from [b""] * empty  # which stand between others
+        empty = 0
+        yield line
 
 
 def collate(examples: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:

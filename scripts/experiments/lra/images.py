@@ -101,8 +101,9 @@ def split_images(arrays: Any, source: str) -> dict[str, Examples]:
             )
         if not len(pictures):
             raise UserError(f"{source} has no picture for {part}.")
-        lowest, highest = (of(initial=0) for of in (pictures.min, pictures.max))
-        if not (0 <= lowest and highest <= 255) or (pictures.dtype.kind == "f" and highest <= 1):
+        lowest, highest = (float(of(initial=0)) for of in (pictures.min, pictures.max))
+        is_whole = pictures.dtype.kind in "iu" or bool((pictures == np.rint(pictures)).all())
+        if not (0 <= lowest and 1 < highest <= 255 and is_whole):
             raise UserError(f"{source} has pixels from {lowest:g} to {highest:g}; they must be whole, from 0 to 255.")
         sides = pictures.shape[1:3]  # which pictures given as rows of pixels have none of
         if pictures.ndim == 4:

@@ -42,6 +42,8 @@ class LraTrainingArguments(FineTuningArguments):
         self.remove_unused_columns = False  # an example has none of the model's names yet
         if self.mask_probability is not None and not 0 < self.mask_probability < 1:
             raise UserError(f"--mask_probability is {self.mask_probability:g}; it must lie between 0 and 1.")
+        if self.do_predict:
+            raise UserError("--do_predict: run_lra.py measures the test and writes no predictions; leave it out.")
         if self.mask_probability is not None and self.test_curve:
             raise UserError("--test_curve measures labels, of which --mask_probability makes no use; leave one out.")
 
@@ -82,6 +84,8 @@ def make_job(command: Command, parts: Mapping[str, Examples]) -> Job:
     model = build()  # which shows now whether it can be made, and then whether it can read
     if not name and (reason := explain_failure(model.base_model, arguments.length)):
         raise UserError(f"A {model_arguments.model_type} cannot read {arguments.length} tokens: {reason}.")
+    if model_arguments.masked_dropout is not None and not masks:
+        raise UserError("--masked_dropout is for --mask_probability; set dropout by --config_overrides.")
     if name and not trains and not masks and guesses_values(model.config):
         raise UserError(f"The model {name} has guessed values and has no head for labels yet; add --do_train.")
     test: dict[str, Any] = {"trainer_class": partial(CurveTrainer, splits["test"])} if training.test_curve else {}

@@ -12,7 +12,7 @@ import numpy as np
 from tqdm import tqdm
 
 from experiments.arguments import UserError, one_line
-from experiments.lra.examples import Examples
+from experiments.lra.examples import Examples, strip_table
 from experiments.lra.parallel import map_parts
 from experiments.results import replace_file
 
@@ -244,8 +244,8 @@ def read_listops(file: str | Path) -> Examples:
     rows, labels = [], []
     try:
         with open(file, "rb") as lines:
-            for number, line in enumerate(lines, 1):
-                columns = line.rstrip(b"\r\n").split(b"\t")
+            for number, line in enumerate(strip_table(lines), 1):
+                columns = line.split(b"\t")
                 where = f"{file}, line {number}"
                 if number == 1:
                     if columns != _HEADER.split(b"\t"):

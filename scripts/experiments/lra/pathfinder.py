@@ -135,7 +135,7 @@ def _read_metadata(file: Path) -> Iterator[tuple[str, int]]:
         if file.read_bytes().startswith(b"\x93NUMPY"):
             rows = np.load(file).astype(str).tolist()
         else:
-            rows = [line.split() for line in file.read_text(encoding="utf-8").splitlines()]
+            rows = [line.split() for line in file.read_text(encoding="utf-8").rstrip().splitlines()]
     except (OSError, ValueError) as error:
         raise UserError(f"{file} cannot be read ({one_line(error)}); fetch it again.") from error
     for number, row in enumerate(rows, 1):

@@ -73,8 +73,7 @@ def write_task_card(
         example = [
             *(f"from transformers import {auto}", ""),
             f'model = {auto}.from_pretrained("{{title}}"{{remote}}).eval()',
-            "# values: whole numbers from 0 on, of shape (batch_size, length)"
-            + ", or of pairs (batch_size, 2, length)" * (task.per_example > 1),
+            f"# values: whole numbers from 0 on, of shape (batch_size, {'2, ' * (task.per_example > 1)}length)",
             "logits = model(input_ids=values + 1).logits",
         ]
     facts = CardFacts(

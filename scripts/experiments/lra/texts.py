@@ -9,7 +9,7 @@ from tqdm import tqdm
 
 from experiments.arguments import UserError, one_line
 from experiments.loading import explained_errors, read_table_file
-from experiments.lra.examples import Examples
+from experiments.lra.examples import Examples, strip_table
 
 
 IMDB = "stanfordnlp/imdb"
@@ -76,8 +76,9 @@ def read_pairs(folder: Path, max_length: int) -> dict[str, Examples]:
         file, rows, labels = folder / name, [], []
         try:
             with file.open("rb") as lines:
-                for number, line in enumerate(tqdm(lines, f"Reading {name}", unit="row", disable=None), start=1):
-                    cells = line.rstrip(b"\r\n").split(b"\t")
+                rows_read = tqdm(lines, f"Reading {name}", unit="row", disable=None)
+                for number, line in enumerate(strip_table(rows_read), start=1):
+                    cells = line.split(b"\t")
                     if len(cells) != _COLUMNS or cells[0] not in (b"0", b"1", b"0.0", b"1.0"):
                         first = cells[0][:20].decode("utf-8", "replace")
                         raise UserError(
@@ -133,11 +134,12 @@ def make_pairs(sizes: Sequence[int], length: int, seed: int) -> dict[str, Exampl
 def _read_columns(source: str, rows: Dataset) -> tuple[list[bytes], list[int]]:
     if lacking := {"text", "label"} - set(rows.column_names):
         raise UserError(f"{source} has no column {' and no '.join(sorted(lacking))}; it has {rows.column_names}.")
-    words = _LABELS | {"0": 0, "1": 1}  # as which a table in text has them
-    names = [words.get(str(label), label) for label in rows["label"]]
+    words = _LABELS | {"negative": 0, "positive": 1, "0": 0, "1": 1, "0.0": 0, "1.0": 1, "false": 0, "true": 1}
+    names = [words.get(str(label).strip().lower(), label) for label in rows["label"]]
     for number, label in enumerate(names, start=1):
         if label not in (0, 1):
-            raise UserError(f"{source}, row {number}: the label is {label}; it must be 0 or 1 (or neg or pos).")
+            known = "0 or 1 (or neg or pos, negative or positive)"
+            raise UserError(f"{source}, row {number}: the label is {label}; it must be {known}.")
     return [str(text or "").encode() for text in rows["text"]], [int(label) for label in names]
 
 
