@@ -1,16 +1,15 @@
-"""The tables of the frontier: what equal time buys by length, and what a head reads of a sequence."""
+"""The tables of the frontier: what equal time buys by length."""
 
 from dataclasses import replace
 
 from experiments.comparisons.stages import Case, Curve, Measure, Table
-from experiments.comparisons.text_tables import BOOK_RATE, BOOKS, GLUE, PRETRAINING
-from experiments.glue.table import MAJORITY
+from experiments.comparisons.text_tables import PRETRAINING
 
 
 _FRONTIER_TOKENS = 4096  # of a step
 
 
-def _frontier_case(length: int, minutes: float = 3.0) -> Case:
+def frontier_case(length: int, minutes: float = 3.0) -> Case:
     """Equal time at one length, and equal tokens a step."""
     batch = str(_FRONTIER_TOKENS // length)
     flags: tuple[str, ...] = ("--document_unit", "file", "--max_seq_length", str(length))
@@ -19,12 +18,12 @@ def _frontier_case(length: int, minutes: float = 3.0) -> Case:
     return Case(f"{length:,} tokens", str(length), flags, minutes=minutes)
 
 
-_FRONTIER = replace(
+FRONTIER = replace(
     PRETRAINING,
     folder="frontier",
     runs="frontier.txt",
     recipes=("pretrain/compare.yaml", "pretrain/frontier.yaml"),
-    cases=tuple(map(_frontier_case, (128, 512, 2048, 4096))),
+    cases=tuple(map(frontier_case, (128, 512, 2048, 4096))),
     measures=(
         PRETRAINING.measures[1],
         Measure("steps", "step", format=",.0f"),
@@ -36,33 +35,20 @@ _FRONTIER = replace(
     curves=(Curve(against="minutes of training"), Curve(), Curve(against="trillion multiply-adds")),
 )
 _MINI = replace(
-    _FRONTIER,
+    FRONTIER,
     folder="frontier/mini",
-    recipes=(*_FRONTIER.recipes, "pretrain/frontier_mini.yaml"),
-    cases=(_frontier_case(512, 10.0), _frontier_case(4096, 10.0)),
+    recipes=(*FRONTIER.recipes, "pretrain/frontier_mini.yaml"),
+    cases=(frontier_case(512, 10.0), frontier_case(4096, 10.0)),
     rate_case=0,
 )
 # The same of what was tried of the model: equal time on books, where improvements.md has equal steps.
 _IMPROVEMENTS = replace(
-    _FRONTIER,
+    FRONTIER,
     runs="pretrain_improvements.txt",
-    cases=(_frontier_case(512),),
+    cases=(frontier_case(512),),
     rate_case=0,
-    measures=(PRETRAINING.measures[0], *_FRONTIER.measures),
+    measures=(PRETRAINING.measures[0], *FRONTIER.measures),
     learning_rates=(2e-3,),
-)
-# How a head reads a sequence, and at which rate it learns: of the checkpoints that authorship starts from.
-_POOLING = replace(
-    GLUE,
-    folder="pooling",
-    runs="pooling.txt",
-    recipes=("glue/base.yaml",),
-    cases=(Case("SST-2", "sst2", ("--task_name", "sst2", "--max_train_samples", "4000", "--save_strategy", "no")),),
-    measures=(replace(GLUE.measures[0], title="accuracy (%)"),),
-    search_steps=None,
-    rate_case=None,
-    has_mean=False,
-    drawn_by_row=1,
 )
 _EQUAL_TIME = (
     "{0[config_name]} sizes, no dropout, the same text, tokenizer and masks, and "
@@ -75,28 +61,19 @@ _SHORT = (
     "- The time is short: rows near the unigram frequencies have hardly begun to learn; where they would end is not "
     "said here."
 )
-_TIMED = (
+FRONTIER_NOTES = (
     "- How many steps fit into the time is measured in short runs before, one at a time. Evaluations do not count. "
     "Minutes in the pictures are steps times the measured time of a step.",
     "- Multiply-adds are those of the encoder in forward and backward pass, counted as on a GPU: a cost that no "
     "machine or load changes.",
 )
 TABLES = {
-    "pooling": Table(
-        "Pooling: what a classifier reads of a sequence",
-        "Models pre-trained on books with every seed, {0[max_steps]:,} steps of {0[global_batch_size]} sequences of "
-        "{0[max_seq_length]} tokens, then fine-tuned with the same seed on the first 4,000 texts of SST-2: "
-        "{1[num_train_epochs]} epochs of {1[per_device_train_batch_size]} texts a batch, by the first token or the "
-        "mean over all (`classifier_pooling`). {data}.",
-        (BOOKS, _POOLING),
-        (f"- {MAJORITY}: the commonest label of the training part for every text.", BOOK_RATE),
-    ),
     "frontier": Table(
         "The frontier: what minutes of training buy, by the length of documents",
         _FRONTIER_TEXT,
-        (_FRONTIER,),
+        (FRONTIER,),
         (
-            *_TIMED,
+            *FRONTIER_NOTES,
             _WINDOW,
             _SHORT,
             "- [What to choose](../long_documents.md#what-to-choose). What was tried to move the frontier: "
@@ -107,12 +84,12 @@ TABLES = {
         "The frontier at the sizes of sktformer-mini",
         _FRONTIER_TEXT,
         (_MINI,),
-        (*_TIMED, _WINDOW, _SHORT),
+        (*FRONTIER_NOTES, _WINDOW, _SHORT),
     ),
     "improvements_books": Table(
         "What was tried, on books at equal time",
         "Masked language modelling on whole books for {minutes:g} minutes, in inputs of 512 tokens: " + _EQUAL_TIME,
         (_IMPROVEMENTS,),
-        (*_TIMED, "- The learning rate is the one that [the frontier](frontier.md) chose for both presets."),
+        (*FRONTIER_NOTES, "- The learning rate is the one that [the frontier](frontier.md) chose for both presets."),
     ),
 }

@@ -262,10 +262,14 @@ class _StageRuns:
         if searches := [run for key in needed for run in tried[key].values()]:
             self.execute(searches, f"{self.stage.folder}, learning rates", "Training has diverged")
         outcomes = {key: _choose_rate(key[0], of_cell) for key, of_cell in tried.items()}
-        times = self.time_steps({(name, case): outcomes[name, case.key].rate for name, case in cells if case.minutes})
+        # A row that says its steps has no use for minutes.
+        timed = [
+            (name, case) for name, case in cells if case.minutes and "max_steps" not in flag_values(self.rows[name])
+        ]
+        times = self.time_steps({(name, case): outcomes[name, case.key].rate for name, case in timed})
         runs: dict[tuple[str, str, int], Run] = {}
         for seed, (name, case) in itertools.product(self.arguments.seeds, cells):
-            of_length = case.in_steps(times[name, case.key]) if case.minutes else case
+            of_length = case.in_steps(times[name, case.key]) if (name, case) in timed else case
             runs[name, case.key, seed] = self.plan(name, of_length, outcomes[name, case.key].rate, seed)
         self.execute(runs.values(), self.stage.folder)
         for (name, key, _), run in runs.items():

@@ -1,6 +1,8 @@
 """The tables that can be reproduced, by name."""
 
-from experiments.comparisons import forecasting_tables, frontier_tables, lra_tables, text_tables
+from experiments.comparisons import book_tables, forecasting_tables, frontier_tables, lra_tables, text_tables
 
 
-TABLES = text_tables.TABLES | frontier_tables.TABLES | forecasting_tables.TABLES | lra_tables.TABLES
+TABLES = (
+    text_tables.TABLES | frontier_tables.TABLES | book_tables.TABLES | forecasting_tables.TABLES | lra_tables.TABLES
+)

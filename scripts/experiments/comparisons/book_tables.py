@@ -1,0 +1,130 @@
+"""The tables of what models pre-trained on whole books for an equal time can be fine-tuned to."""
+
+from dataclasses import replace
+
+from experiments.comparisons.frontier_tables import FRONTIER, FRONTIER_NOTES, frontier_case
+from experiments.comparisons.stages import Case, Measure, Stage, Table
+from experiments.comparisons.text_tables import GLUE, PRETRAINING
+from experiments.glue.table import MAJORITY
+
+
+TFIDF = "TF-IDF"
+_SHORT = frontier_case(512, minutes=5.0)
+# The learning rate that the frontier has chosen for every row, of whom those that say one keep theirs.
+_BOOKS = replace(
+    FRONTIER,
+    folder="authorship/pretraining",
+    runs="pretrain_books.txt",
+    cases=(replace(_SHORT, flags=(*_SHORT.flags, "--learning_rate", "2e-3")),),
+    measures=(
+        PRETRAINING.measures[0],
+        Measure("pre-training loss", "eval_loss", "lowest"),
+        Measure("steps of it", "step", format=",.0f"),
+    ),
+    learning_rates=(),
+    search_steps=None,
+    rate_case=None,
+)
+
+
+def _excerpts(length: int, most: int, batch: int) -> Case:
+    """Books whose authors stand first in the names of their files, in at most so many excerpts each."""
+    flags = ["--do_train", "--do_eval", "--do_predict", "--label_from_file_name", "^([^_]+)_"]
+    flags += ["--excerpt_length", str(length), "--max_excerpts_per_document", str(most)]
+    flags += ["--per_device_train_batch_size", str(batch), "--per_device_eval_batch_size", str(2 * batch)]
+    return Case(f"{length:,} tokens", str(length), tuple(flags))
+
+
+def _right(what: str, key: str) -> Measure:
+    baselines = ((TFIDF, f"test_baselines.{TFIDF}.{key}"),)
+    return Measure(f"{what} right (%)", f"test_{key}", "highest", ".1f", 100, baselines=baselines)
+
+
+_AUTHORSHIP = Stage(
+    folder="authorship/fine-tuning",
+    script="run_classification.py",
+    runs="authorship.txt",
+    recipes=("classification/base.yaml", "classification/long_documents.yaml"),
+    data=("train_file", "validation_file", "test_file", "cache_dir"),
+    cases=(_excerpts(512, 32, batch=8),),
+    measures=(_right("excerpts of 512 tokens", "accuracy"), _right("books by excerpts of 512", "document_accuracy")),
+    learning_rates=(1e-4, 3e-4, 1e-3),
+    search_steps=200,
+    drawn_by_row=2,
+    label="right (%)",
+)
+_AUTHORSHIP_LONG = replace(
+    _AUTHORSHIP,
+    folder="authorship/longer",
+    runs="authorship_long.txt",
+    recipes=(*_AUTHORSHIP.recipes, "classification/longer_excerpts.yaml"),
+    cases=(_excerpts(2048, 8, batch=4), _excerpts(4096, 4, batch=2)),
+    measures=(_right("excerpts", "accuracy"), _right("books by excerpts", "document_accuracy")),
+    learning_rates=(),
+)
+# How a head reads a sequence, and at which rate it learns.
+_POOLING = replace(
+    GLUE,
+    folder="pooling",
+    runs="pooling.txt",
+    recipes=("glue/base.yaml",),
+    cases=(Case("SST-2", "sst2", ("--task_name", "sst2", "--max_train_samples", "4000", "--save_strategy", "no")),),
+    measures=(replace(GLUE.measures[0], title="accuracy (%)"),),
+    search_steps=None,
+    rate_case=None,
+    has_mean=False,
+    drawn_by_row=1,
+)
+_STARTS = (
+    "is pre-trained with every seed on whole books for {minutes:g} minutes, in steps of 4,096 tokens, 512 a sequence: "
+    "as many steps as a row takes in this time, with a schedule of that length"
+)
+_RATE = (
+    "- Pre-training has the learning rate that [the frontier](frontier.md) chose for every row from three, 0.002, and "
+    "no dropout."
+)
+_AUTHORSHIP_NOTES = (
+    "- SKTformer-scratch starts from untrained weights.",
+    f"- {TFIDF}: logistic regression on the frequencies of words and pairs of words in the same excerpts.",
+)
+
+
+TABLES = {
+    "authorship": Table(
+        "Authorship: who wrote a book that was never seen in training",
+        f"Each model {_STARTS}; then it is fine-tuned with the same seed on 32 excerpts of 512 tokens of each of "
+        "these books, spread evenly over it: {1[num_train_epochs]} epochs, {1[global_batch_size]} excerpts a step. "
+        "Excerpts of test books are then attributed, and a book by the mean of the probabilities of its excerpts. {data}.",
+        (_BOOKS, _AUTHORSHIP),
+        (
+            _RATE,
+            *_AUTHORSHIP_NOTES,
+            "- SKTformer is read by mean and standard deviation over its tokens, standardised for a new head "
+            "(`--calibrate_head`); ModernBERT by the mean; the others, as transformers has them, by the first token, "
+            "behind a layer that pre-training has not trained.",
+            *FRONTIER_NOTES,
+        ),
+    ),
+    "authorship_long": Table(
+        "Authorship by longer excerpts",
+        "The models that [the table of authorship](authorship.md) fine-tunes on excerpts of 512 tokens, fine-tuned "
+        "further on longer ones: of 2,048 tokens 8 of a book, or of 4,096 tokens 4, as much text with fewer labels, "
+        "{2[num_train_epochs]} epochs, {2[global_batch_size]} excerpts a step. {data}.",
+        (_BOOKS, _AUTHORSHIP, _AUTHORSHIP_LONG),
+        (
+            _RATE,
+            *_AUTHORSHIP_NOTES,
+            "- An SKTformer of 512 tokens is lengthened, and ModernBERT reads positions by rotation; the others of "
+            "that table cannot grow. No model has seen these lengths in pre-training.",
+            "- What is held out at one length is partly trained on at the other; test books never are.",
+        ),
+    ),
+    "pooling": Table(
+        "Pooling: what a classifier reads of a sequence",
+        f"Each model {_STARTS}; then it is fine-tuned with the same seed on the first 4,000 texts of SST-2: "
+        "{1[num_train_epochs]} epochs of {1[per_device_train_batch_size]} texts a batch, by the first token or the "
+        "mean over all (`classifier_pooling`). {data}.",
+        (_BOOKS, _POOLING),
+        (f"- {MAJORITY}: the commonest label of the training part for every text.", _RATE),
+    ),
+}
