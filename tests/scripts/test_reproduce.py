@@ -555,10 +555,14 @@ def test_books_are_attributed_to_their_authors(tmp_path, monkeypatch):
         replace(stage, runs=str(tmp_path / f"{name}.txt"), recipes=(str(tmp_path / f"{name}.yaml"),))
         for stage, name in zip(table.stages, ("first", "second", "third"), strict=True)
     ]
-    for number, length, rates in ((1, 32, (1e-2,)), (2, 64, ())):
-        (case,) = stages[number].cases
-        case = replace(case, flags=(*case.flags, "--excerpt_length", str(length)))
-        stages[number] = replace(stages[number], cases=(case,), learning_rates=rates)
+    cases = [replace(case, flags=("--document_unit", "file"), minutes=1e-4) for case in stages[0].cases]
+    stages[0] = replace(stages[0], cases=tuple(cases))
+    for number, lengths, rates in ((1, (32,), (1e-2,)), (2, (64,), ())):
+        cases = [
+            replace(case, flags=(*case.flags, "--excerpt_length", str(length)))
+            for case, length in zip(stages[number].cases, lengths, strict=True)
+        ]
+        stages[number] = replace(stages[number], cases=tuple(cases), learning_rates=rates)
     # What other tables say of a recipe is not in these short ones.
     monkeypatch.setitem(TABLES, "authorship_long", replace(table, text="{data}.", stages=tuple(stages)))
     flags = ["--train_file", tmp_path / "train" / "*.txt", "--test_file", tmp_path / "test" / "*.txt"]
@@ -567,10 +571,10 @@ def test_books_are_attributed_to_their_authors(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["reproduce.py", "authorship_long", *map(str, flags)])
     reproduce.main()
     markdown = (tmp_path / "results" / "authorship_long.md").read_text()
-    short, long = ([measure.title for measure in stage.measures] for stage in table.stages[1:])
-    assert cells(markdown, "") == ["parameters", "pre-training loss", *short, "learning rate, 512 tokens", *long]
+    started, short, long = ([measure.title for measure in stage.measures] for stage in table.stages)
+    assert cells(markdown, "") == [*started, *short, "learning rate, 512 tokens", *long]
     linear = cells(markdown, "TF-IDF")
-    assert [*linear[2:4], *linear[5:]] == ["100.0"] * 4
+    assert [*linear[3:5], *linear[6:]] == ["100.0"] * 4
     assert "| BERT " not in markdown  # whose lengths cannot grow
     assert "-" not in cells(markdown, "scratch")
     out = tmp_path / "out" / "authorship"
@@ -582,7 +586,8 @@ def test_books_are_attributed_to_their_authors(tmp_path, monkeypatch):
     results = json.loads((tuned / "report.json").read_text())["test, this model"]
     assert {f"test_{name}": value for name, value in results.items()}.items() <= read_metrics(tuned).items()
     assert AutoConfig.from_pretrained(tuned).max_position_embeddings == 64
-    untrained = read_metrics(out / "pretraining" / "untrained-1")
+    untrained = read_metrics(out / "pretraining" / "untrained-512-0.0001min-1")
+    assert untrained["step"] == 1 and not [*out.glob("pretraining/untrained-512-timed-*")]  # the row says its steps
     assert untrained["eval_loss"] == pytest.approx(math.log(60), abs=0.3)  # it answers alike with every word
     assert (out / "pretraining" / "tokenizer-60").is_dir()
     before = files_below(tmp_path / "out")
