@@ -535,7 +535,7 @@ def test_books_are_attributed_to_their_authors(tmp_path, monkeypatch):
     files = {
         "first.yaml": yaml.safe_dump(
             {**shared, "config_name": "sktformer-tiny", "max_seq_length": 32, "document_unit": "file", "max_steps": 2}
-            | {"validation_fraction": 0.25}
+            | {"validation_fraction": 0.25, "eval_strategy": "steps", "eval_steps": 0.5}
         ),
         "second.yaml": yaml.safe_dump({**shared, "max_steps": 4, "calibrate_head": True}),
         "third.yaml": yaml.safe_dump({**shared, "max_steps": 2, "learning_rate": 1e-4}),
@@ -587,7 +587,8 @@ def test_books_are_attributed_to_their_authors(tmp_path, monkeypatch):
     assert {f"test_{name}": value for name, value in results.items()}.items() <= read_metrics(tuned).items()
     assert AutoConfig.from_pretrained(tuned).max_position_embeddings == 64
     untrained = read_metrics(out / "pretraining" / "untrained-512-0.0001min-1")
-    assert untrained["step"] == 1 and not [*out.glob("pretraining/untrained-512-timed-*")]  # the row says its steps
+    assert untrained["step"] == 1  # as the row says
+    assert not [*out.glob("pretraining/untrained-512-timed-*")]
     assert untrained["eval_loss"] == pytest.approx(math.log(60), abs=0.3)  # it answers alike with every word
     assert (out / "pretraining" / "tokenizer-60").is_dir()
     before = files_below(tmp_path / "out")
