@@ -68,10 +68,16 @@ _AUTHORSHIP_LONG = replace(
     ),
     learning_rates=(),
 )
-# How a head reads a sequence, and at which rate it learns.
+# How a head reads a sequence, and at which rate it learns: no comparison of models, and so of equal steps.
+_POOLING_STARTS = replace(
+    _BOOKS,
+    folder="pooling/pretraining",
+    cases=(replace(_BOOKS.cases[0], minutes=None, max_steps=1500),),
+    measures=_BOOKS.measures[:2],
+)
 _POOLING = replace(
     GLUE,
-    folder="pooling",
+    folder="pooling/fine-tuning",
     runs="pooling.txt",
     recipes=("glue/base.yaml",),
     cases=(Case("SST-2", "sst2", ("--task_name", "sst2", "--max_train_samples", "4000", "--save_strategy", "no")),),
@@ -80,10 +86,6 @@ _POOLING = replace(
     rate_case=None,
     has_mean=False,
     drawn_by_row=1,
-)
-_STARTS = (
-    "is pre-trained with every seed on whole books for {minutes:g} minutes, in steps of 4,096 tokens, 512 a sequence: "
-    "as many steps as a row takes in this time, with a schedule of that length"
 )
 _RATE = (
     "- Pre-training has the learning rate that [the frontier](frontier.md) chose for every row from three, 0.002, and "
@@ -98,10 +100,11 @@ _AUTHORSHIP_NOTES = (
 TABLES = {
     "authorship": Table(
         "Authorship: who wrote a book that was never seen in training",
-        f"Each model {_STARTS}; then it is fine-tuned with the same seed on 128 excerpts of 512 tokens of each of "
-        "these books, spread evenly over it: once over, {1[global_batch_size]} excerpts a step. "
-        "Excerpts of test books are then attributed, and a book by the mean of the probabilities of its excerpts. "
-        "{data}.",
+        "Each model is pre-trained with every seed on whole books for {minutes:g} minutes, in steps of 4,096 tokens, "
+        "512 a sequence: as many steps as a row takes in this time, with a schedule of that length. Then it is "
+        "fine-tuned with the same seed on 128 excerpts of 512 tokens of each of these books, spread evenly over it: "
+        "once over, {1[global_batch_size]} excerpts a step. Excerpts of test books are then attributed, and a book by "
+        "the mean of the probabilities of its excerpts. {data}.",
         (_BOOKS, _AUTHORSHIP),
         (
             _RATE,
@@ -128,10 +131,11 @@ TABLES = {
     ),
     "pooling": Table(
         "Pooling: what a classifier reads of a sequence",
-        f"Each model {_STARTS}; then it is fine-tuned with the same seed on the first 4,000 texts of SST-2: "
-        "{1[num_train_epochs]} epochs of {1[per_device_train_batch_size]} texts a batch, by the first token or the "
-        "mean over all (`classifier_pooling`). {data}.",
-        (_BOOKS, _POOLING),
+        "Models pre-trained on books with every seed, 1,500 steps of 8 sequences of 512 tokens, then fine-tuned with "
+        "the same seed on the first 4,000 texts of SST-2: {1[num_train_epochs]} epochs of "
+        "{1[per_device_train_batch_size]} texts a batch, by the first token or the mean over all "
+        "(`classifier_pooling`). {data}.",
+        (_POOLING_STARTS, _POOLING),
         (f"- {MAJORITY}: the commonest label of the training part for every text.", _RATE),
     ),
 }
