@@ -559,7 +559,7 @@ def test_books_are_attributed_to_their_authors(tmp_path, monkeypatch):
     stages[0] = replace(stages[0], cases=tuple(cases))
     for number, lengths, rates in ((1, (32,), (1e-2,)), (2, (64,), ())):
         cases = [
-            replace(case, flags=(*case.flags, "--excerpt_length", str(length)))
+            replace(case, flags=(*case.flags, "--excerpt_length", str(length)), max_steps=None)
             for case, length in zip(stages[number].cases, lengths, strict=True)
         ]
         stages[number] = replace(stages[number], cases=tuple(cases), learning_rates=rates)

@@ -27,15 +27,15 @@ _BOOKS = replace(
 )
 
 
-def _excerpts(length: int, most: int, batch: int) -> Case:
+def _excerpts(length: int, most: int, batch: int, max_steps: int) -> Case:
     """
-    Books whose authors stand first in the names of their files, in at most so many excerpts each, once over: for as
-    many steps more excerpts teach more than further passes.
+    Books whose authors stand first in the names of their files, in at most so many excerpts each, about once over: in
+    as many steps more excerpts teach more than further passes.
     """
     flags = ["--do_train", "--do_eval", "--do_predict", "--label_from_file_name", "^([^_]+)_"]
-    flags += ["--excerpt_length", str(length), "--max_excerpts_per_document", str(most), "--num_train_epochs", "1"]
+    flags += ["--excerpt_length", str(length), "--max_excerpts_per_document", str(most)]
     flags += ["--per_device_train_batch_size", str(batch), "--per_device_eval_batch_size", str(2 * batch)]
-    return Case(f"{length:,} tokens", str(length), tuple(flags))
+    return Case(f"{length:,} tokens", str(length), tuple(flags), max_steps)
 
 
 def _right(what: str, key: str) -> Measure:
@@ -49,7 +49,7 @@ _AUTHORSHIP = Stage(
     runs="authorship.txt",
     recipes=("classification/base.yaml", "classification/long_documents.yaml"),
     data=("train_file", "validation_file", "test_file", "cache_dir"),
-    cases=(_excerpts(512, 128, batch=8),),
+    cases=(_excerpts(512, 128, batch=8, max_steps=600),),
     measures=(_right("excerpts of 512 tokens", "accuracy"), _right("books by excerpts of 512", "document_accuracy")),
     learning_rates=(1e-4, 3e-4, 1e-3),
     search_steps=200,
@@ -61,7 +61,7 @@ _AUTHORSHIP_LONG = replace(
     folder="authorship/longer",
     runs="authorship_long.txt",
     recipes=(*_AUTHORSHIP.recipes, "classification/longer_excerpts.yaml"),
-    cases=(_excerpts(4096, 16, batch=2),),
+    cases=(_excerpts(4096, 16, batch=2, max_steps=75),),
     measures=(
         _right("excerpts of 4,096 tokens", "accuracy"),
         _right("books by excerpts of 4,096", "document_accuracy"),
@@ -103,8 +103,8 @@ TABLES = {
         "Each model is pre-trained with every seed on whole books for {minutes:g} minutes, in steps of 4,096 tokens, "
         "512 a sequence: as many steps as a row takes in this time, with a schedule of that length. Then it is "
         "fine-tuned with the same seed on 128 excerpts of 512 tokens of each of these books, spread evenly over it: "
-        "once over, {1[global_batch_size]} excerpts a step. Excerpts of test books are then attributed, and a book by "
-        "the mean of the probabilities of its excerpts. {data}.",
+        "600 steps of {1[global_batch_size]} excerpts, which is once over. Excerpts of test books are then "
+        "attributed, and a book by the mean of the probabilities of its excerpts. {data}.",
         (_BOOKS, _AUTHORSHIP),
         (
             _RATE,
@@ -118,8 +118,8 @@ TABLES = {
     "authorship_long": Table(
         "Authorship by longer excerpts",
         "The models that [the table of authorship](authorship.md) fine-tunes on excerpts of 512 tokens, fine-tuned "
-        "further on longer ones of 4,096: 16 of a book, as much text with an eighth of the labels, once over, "
-        "{2[global_batch_size]} excerpts a step. {data}.",
+        "further on longer ones of 4,096: 16 of a book, as much text with an eighth of the labels, 75 steps "
+        "of {2[global_batch_size]} excerpts. {data}.",
         (_BOOKS, _AUTHORSHIP, _AUTHORSHIP_LONG),
         (
             _RATE,
