@@ -241,7 +241,8 @@ def load_classifier(
     untrained = [*mismatched, *(key for key in info["missing_keys"] if "pooler" not in key)]
     _check_encoder(model, untrained, what)
     above = {key for key in model.state_dict() if not key.startswith(f"{model.base_model_prefix}.")}
-    reads_otherwise = poolings[0] != poolings[1] and not above <= info["missing_keys"]
+    # A masked language model may lend a head some of its own, as ModernBERT does; what answers with labels is lacking.
+    reads_otherwise = poolings[0] != poolings[1] and not above & info["missing_keys"]
     if reads_otherwise and not (new_head and arguments.ignore_mismatched_sizes):
         hint = "pass --ignore_mismatched_sizes to start with a new head" if new_head else "leave the override out"
         raise UserError(f"{what} has a head for classifier_pooling={poolings[0]}, not {poolings[1]}; {hint}.")

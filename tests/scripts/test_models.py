@@ -355,6 +355,18 @@ def test_overrides_of_sktformers_are_left_out_of_checkpoints_of_others(tmp_path)
         load(folder, config_overrides="pooling=mean")
 
 
+def test_what_a_masked_language_model_lends_a_head_is_no_trained_head(tmp_path):
+    config = ModernBertConfig(vocab_size=100, pad_token_id=0, **SIZES)
+    folder = save(ModernBertForMaskedLM(config), tmp_path / "base")
+    mean = {"config_overrides": "classifier_pooling=mean"}
+    model = load(folder, ["bad", "good"], **mean)
+    assert model.has_new_head
+    assert model.config.classifier_pooling == "mean"
+    trained = save(model, tmp_path / "head")
+    with pytest.raises(UserError, match="classifier_pooling=mean, not cls"):
+        load(trained, ["bad", "good"], config_overrides="classifier_pooling=cls")
+
+
 def test_a_head_reads_what_it_was_trained_on(tmp_path):
     folder = save(load(save_sktformer(tmp_path / "base"), ["bad", "good"]), tmp_path / "head")
     trained = load(folder, ["bad", "good"], new_head=False)
