@@ -61,9 +61,11 @@ _SHORT = (
     "- The time is short: rows near the unigram frequencies have hardly begun to learn; where they would end is not "
     "said here."
 )
-FRONTIER_NOTES = (
-    "- How many steps fit into the time is measured in short runs before, one at a time. Evaluations do not count. "
-    "Minutes in the pictures are steps times the measured time of a step.",
+HOW_TIMED = (
+    "- How many steps fit into the time is measured in short runs before, one at a time. Evaluations do not count."
+)
+_TIMED = (
+    f"{HOW_TIMED} Minutes in the pictures are steps times the measured time of a step.",
     "- Multiply-adds are those of the encoder in forward and backward pass, counted as on a GPU: a cost that no "
     "machine or load changes.",
 )
@@ -73,7 +75,7 @@ TABLES = {
         _FRONTIER_TEXT,
         (FRONTIER,),
         (
-            *FRONTIER_NOTES,
+            *_TIMED,
             _WINDOW,
             _SHORT,
             "- [What to choose](../long_documents.md#what-to-choose). What was tried to move the frontier: "
@@ -84,12 +86,12 @@ TABLES = {
         "The frontier at the sizes of sktformer-mini",
         _FRONTIER_TEXT,
         (_MINI,),
-        (*FRONTIER_NOTES, _WINDOW, _SHORT),
+        (*_TIMED, _WINDOW, _SHORT),
     ),
     "improvements_books": Table(
         "What was tried, on books at equal time",
         "Masked language modelling on whole books for {minutes:g} minutes, in inputs of 512 tokens: " + _EQUAL_TIME,
         (_IMPROVEMENTS,),
-        (*FRONTIER_NOTES, "- The learning rate is the one that [the frontier](frontier.md) chose for both presets."),
+        (*_TIMED, "- The learning rate is the one that [the frontier](frontier.md) chose for both presets."),
     ),
 }
