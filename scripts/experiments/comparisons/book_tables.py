@@ -28,10 +28,7 @@ _BOOKS = replace(
 
 
 def _excerpts(length: int, most: int, batch: int, max_steps: int) -> Case:
-    """
-    Books whose authors stand first in the names of their files, in at most so many excerpts each, about once over: in
-    as many steps more excerpts teach more than further passes.
-    """
+    """Books whose authors stand first in the names of their files, in at most so many excerpts each."""
     flags = ["--do_train", "--do_eval", "--do_predict", "--label_from_file_name", "^([^_]+)_"]
     flags += ["--excerpt_length", str(length), "--max_excerpts_per_document", str(most)]
     flags += ["--per_device_train_batch_size", str(batch), "--per_device_eval_batch_size", str(2 * batch)]
@@ -69,10 +66,11 @@ _AUTHORSHIP_LONG = replace(
     learning_rates=(),
 )
 # How a head reads a sequence, and at which rate it learns: no comparison of models, and so of equal steps.
+_EVALUATED = ("--max_eval_samples", "200", "--per_device_eval_batch_size", "16")
 _POOLING_STARTS = replace(
     _BOOKS,
     folder="pooling/pretraining",
-    cases=(replace(_BOOKS.cases[0], minutes=None, max_steps=1500),),
+    cases=(replace(_BOOKS.cases[0], flags=(*_BOOKS.cases[0].flags, *_EVALUATED), minutes=None, max_steps=1500),),
     measures=_BOOKS.measures[:2],
 )
 _POOLING = replace(
