@@ -539,13 +539,15 @@ def test_books_are_attributed_to_their_authors(tmp_path, monkeypatch):
         ),
         "second.yaml": yaml.safe_dump({**shared, "max_steps": 4, "calibrate_head": True}),
         "third.yaml": yaml.safe_dump({**shared, "max_steps": 2, "learning_rate": 1e-4}),
+        "fourth.yaml": yaml.safe_dump({**shared, "max_steps": 2, "learning_rate": 1e-4}),
         "first.txt": f"--run_name ours --config_overrides {small}\n"
         f"--run_name untrained --max_steps 1 --learning_rate 0 --config_overrides {small}\n"
         f"--run_name BERT --model_type bert --config_overrides {small}\n",
-        "second.txt": "--run_name ours --model_name_or_path ours --config_overrides classifier_pooling=mean "
-        "--baseline tfidf\n--run_name scratch --model_name_or_path untrained\n"
-        "--run_name BERT --model_name_or_path BERT\n",
+        "second.txt": "--run_name ours --model_name_or_path ours --config_overrides classifier_pooling=mean\n"
+        "--run_name scratch --model_name_or_path untrained\n--run_name BERT --model_name_or_path BERT\n",
         "third.txt": "--run_name ours --model_name_or_path ours --baseline tfidf\n"
+        "--run_name scratch --model_name_or_path scratch\n--run_name BERT --model_name_or_path BERT\n",
+        "fourth.txt": "--run_name ours --model_name_or_path ours --baseline tfidf\n"
         "--run_name scratch --model_name_or_path scratch\n",
     }
     for name, content in files.items():
@@ -553,11 +555,11 @@ def test_books_are_attributed_to_their_authors(tmp_path, monkeypatch):
     table = TABLES["authorship_long"]
     stages = [
         replace(stage, runs=str(tmp_path / f"{name}.txt"), recipes=(str(tmp_path / f"{name}.yaml"),))
-        for stage, name in zip(table.stages, ("first", "second", "third"), strict=True)
+        for stage, name in zip(table.stages, ("first", "second", "third", "fourth"), strict=True)
     ]
     cases = [replace(case, flags=("--document_unit", "file"), minutes=1e-4) for case in stages[0].cases]
     stages[0] = replace(stages[0], cases=tuple(cases))
-    for number, lengths, rates in ((1, (32,), (1e-2,)), (2, (64,), ())):
+    for number, lengths, rates in ((1, (16,), (1e-2,)), (2, (32,), ()), (3, (64,), ())):
         cases = [
             replace(case, flags=(*case.flags, "--excerpt_length", str(length)), max_steps=None)
             for case, length in zip(stages[number].cases, lengths, strict=True)
@@ -571,18 +573,17 @@ def test_books_are_attributed_to_their_authors(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["reproduce.py", "authorship_long", *map(str, flags)])
     reproduce.main()
     markdown = (tmp_path / "results" / "authorship_long.md").read_text()
-    started, short, long = ([measure.title for measure in stage.measures] for stage in table.stages)
-    assert cells(markdown, "") == [*started, *short, "learning rate, 512 tokens", *long]
-    linear = cells(markdown, "TF-IDF")
-    assert [*linear[3:5], *linear[6:]] == ["100.0"] * 4
+    started, short, middle, long = ([measure.title for measure in stage.measures] for stage in table.stages)
+    assert cells(markdown, "") == [*started, *short, "learning rate, 128 tokens", *middle, *long]
+    assert cells(markdown, "TF-IDF")[5:] == ["100.0"] * 4
     assert "| BERT " not in markdown  # whose lengths cannot grow
     assert "-" not in cells(markdown, "scratch")
     out = tmp_path / "out" / "authorship"
-    assert {path.name for path in (out / "fine-tuning").iterdir() if path.is_dir()} == {
-        f"{row}-512-0.01-{seed}" for row in ("ours", "scratch") for seed in (0, 1)
+    assert {path.name for path in (out / "short").iterdir() if path.is_dir()} == {
+        f"{row}-128-0.01-{seed}" for row in ("ours", "scratch") for seed in (0, 1)
     }
     tuned = out / "longer" / "ours-4096-1"
-    assert read_metrics(tuned)["started_from"] == "ours-512-0.01-1"
+    assert read_metrics(tuned)["started_from"] == "ours-512-1"
     results = json.loads((tuned / "report.json").read_text())["test, this model"]
     assert {f"test_{name}": value for name, value in results.items()}.items() <= read_metrics(tuned).items()
     assert AutoConfig.from_pretrained(tuned).max_position_embeddings == 64

@@ -40,30 +40,37 @@ def _right(what: str, key: str) -> Measure:
     return Measure(f"{what} right (%)", f"test_{key}", "highest", ".1f", 100, baselines=baselines)
 
 
-_AUTHORSHIP = Stage(
-    folder="authorship/fine-tuning",
+_AUTHORSHIP_SHORT = Stage(
+    folder="authorship/short",
     script="run_classification.py",
-    runs="authorship.txt",
-    recipes=("classification/base.yaml", "classification/long_documents.yaml"),
+    runs="authorship_short.txt",
+    recipes=tuple(f"classification/{name}.yaml" for name in ("base", "long_documents", "short_excerpts")),
     data=("train_file", "validation_file", "test_file", "cache_dir"),
-    cases=(_excerpts(512, 128, batch=8, max_steps=600),),
-    measures=(_right("excerpts of 512 tokens", "accuracy"), _right("books by excerpts of 512", "document_accuracy")),
-    learning_rates=(1e-4, 3e-4, 1e-3),
+    cases=(_excerpts(128, 512, batch=32, max_steps=1200),),
+    measures=(Measure("excerpts of 128 tokens right (%)", "test_accuracy", "highest", ".1f", 100),),
+    learning_rates=(3e-4, 1e-3, 3e-3),
     search_steps=200,
     drawn_by_row=2,
     label="right (%)",
+)
+_AUTHORSHIP = replace(
+    _AUTHORSHIP_SHORT,
+    folder="authorship/fine-tuning",
+    runs="authorship.txt",
+    recipes=(*_AUTHORSHIP_SHORT.recipes[:2], "classification/longer_excerpts.yaml"),
+    cases=(_excerpts(512, 128, batch=8, max_steps=600),),
+    measures=(_right("excerpts of 512 tokens", "accuracy"), _right("books by excerpts of 512", "document_accuracy")),
+    learning_rates=(),
 )
 _AUTHORSHIP_LONG = replace(
     _AUTHORSHIP,
     folder="authorship/longer",
     runs="authorship_long.txt",
-    recipes=(*_AUTHORSHIP.recipes, "classification/longer_excerpts.yaml"),
     cases=(_excerpts(4096, 16, batch=2, max_steps=75),),
     measures=(
         _right("excerpts of 4,096 tokens", "accuracy"),
         _right("books by excerpts of 4,096", "document_accuracy"),
     ),
-    learning_rates=(),
 )
 # How a head reads a sequence, and at which rate it learns: no comparison of models, and so of equal steps.
 _EVALUATED = ("--max_eval_samples", "200", "--per_device_eval_batch_size", "16")
@@ -89,7 +96,8 @@ _RATE = (
     "- Pre-training has the learning rate that [the frontier](frontier.md) chose for every row from three, 0.002, and "
     "no dropout."
 )
-_WORDS = f"- {TFIDF}: logistic regression on the frequencies of words and pairs of words in the same excerpts."
+_WORDS = f"- {TFIDF}: logistic regression on the frequencies of words and pairs of words in excerpts of that length."
+_HELD_OUT = "- What is held out at one length is partly trained on at another; test books never are."
 
 
 TABLES = {
@@ -97,16 +105,18 @@ TABLES = {
         "Authorship: who wrote a book that was never seen in training",
         "Each model is pre-trained with every seed on whole books for {minutes:g} minutes, in steps of 4,096 tokens, "
         "512 a sequence: as many steps as a row takes in this time, with a schedule of that length. Then it is "
-        "fine-tuned with the same seed on 128 excerpts of 512 tokens of each of these books, spread evenly over it: "
-        "600 steps of {1[global_batch_size]} excerpts, which is once over. Excerpts of test books are then "
-        "attributed, and a book by the mean of the probabilities of its excerpts. {data}.",
-        (_BOOKS, _AUTHORSHIP),
+        "fine-tuned with the same seed on excerpts of each of these books, spread evenly over it: on 512 of 128 "
+        "tokens, 1,200 steps of {1[global_batch_size]} excerpts, which is twice over; then on 128 of 512 tokens, 600 "
+        "steps of {2[global_batch_size]}, which is once over. Excerpts of test books are attributed after either, and "
+        "a book by the mean of the probabilities of its excerpts. {data}.",
+        (_BOOKS, _AUTHORSHIP_SHORT, _AUTHORSHIP),
         (
             _RATE,
             _WORDS,
             "- SKTformer is read by mean and standard deviation over its tokens, standardised for a new head "
             "(`--calibrate_head`); ModernBERT by the mean; the others, as transformers has them, by the first token, "
             "behind a layer that pre-training has not trained.",
+            _HELD_OUT,
             HOW_TIMED,
         ),
     ),
@@ -114,14 +124,14 @@ TABLES = {
         "Authorship by longer excerpts",
         "The models that [the table of authorship](authorship.md) fine-tunes on excerpts of 512 tokens, fine-tuned "
         "further on longer ones of 4,096: 16 of a book, as much text with an eighth of the labels, 75 steps "
-        "of {2[global_batch_size]} excerpts. {data}.",
-        (_BOOKS, _AUTHORSHIP, _AUTHORSHIP_LONG),
+        "of {3[global_batch_size]} excerpts. {data}.",
+        (_BOOKS, _AUTHORSHIP_SHORT, _AUTHORSHIP, _AUTHORSHIP_LONG),
         (
             _RATE,
             _WORDS,
             "- An SKTformer of 512 tokens is lengthened, and ModernBERT reads positions by rotation; the others of "
             "that table cannot grow. No model has seen that length in pre-training.",
-            "- What is held out at one length is partly trained on at the other; test books never are.",
+            _HELD_OUT,
         ),
     ),
     "pooling": Table(
