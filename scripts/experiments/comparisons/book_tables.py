@@ -48,8 +48,7 @@ _AUTHORSHIP_SHORT = Stage(
     data=("train_file", "validation_file", "test_file", "cache_dir"),
     cases=(_excerpts(128, 512, batch=32, max_steps=1200),),
     measures=(Measure("excerpts of 128 tokens right (%)", "test_accuracy", "highest", ".1f", 100),),
-    learning_rates=(3e-4, 1e-3, 3e-3),
-    search_steps=200,
+    learning_rates=(1e-3,),
     drawn_by_row=2,
     label="right (%)",
 )
