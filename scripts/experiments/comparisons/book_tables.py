@@ -111,6 +111,7 @@ TABLES = {
         (_BOOKS, _AUTHORSHIP_SHORT, _AUTHORSHIP),
         (
             _RATE,
+            "- Fine-tuning has the rates of its recipes for every row.",
             _WORDS,
             "- SKTformer is read by mean and standard deviation over its tokens, standardised for a new head "
             "(`--calibrate_head`); ModernBERT by the mean; the others, as transformers has them, by the first token, "
@@ -127,6 +128,7 @@ TABLES = {
         (_BOOKS, _AUTHORSHIP_SHORT, _AUTHORSHIP, _AUTHORSHIP_LONG),
         (
             _RATE,
+            "- Fine-tuning has the rates of its recipes for every row.",
             _WORDS,
             "- An SKTformer of 512 tokens is lengthened, and ModernBERT reads positions by rotation; the others of "
             "that table cannot grow. No model has seen that length in pre-training.",
