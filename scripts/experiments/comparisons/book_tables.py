@@ -96,7 +96,7 @@ _RATE = (
     "no dropout."
 )
 _FINE_TUNING_RATE = (
-    "- Fine-tuning has the rates of its recipes for every row. That of short excerpts, 0.001, and to begin with these, "
+    "- Fine-tuning has the rates of its recipes for every row. That of short excerpts, 0.001, and to begin with these "
     "was settled with scores of SKTformer-best on the test books in view, under one seed: both flatter our rows."
 )
 _WORDS = f"- {TFIDF}: logistic regression on the frequencies of words and pairs of words in excerpts of that length."
