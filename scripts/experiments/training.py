@@ -340,23 +340,42 @@ class ExperimentTrainer(Trainer):
 
 
 class StepTimer(TrainerCallback):
-    """Measures each optimizer step; the Trainer's own speed is a mean with evaluations and the first steps in it."""
+    """
+    Measures each optimizer step; the Trainer's own speed is a mean with evaluations and the first steps in it.
+
+    A GPU is still at work when a step has been launched: there a step is what lies between two events that the GPU
+    itself passes, so that nothing waits.
+    """
 
     def __init__(self) -> None:
-        self.steps: list[tuple[float, float]] = []
+        self._marks: list[tuple[Any, Any, float]] = []
 
-    def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
-        self._wall, self._cpu = time.perf_counter(), time.process_time()
+    def on_step_begin(self, args: TrainingArguments, *others: Any, **kwargs: Any) -> None:
+        self._cpu, self._start = time.process_time(), self._mark(args.device)
 
-    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
-        self.steps.append((time.perf_counter() - self._wall, time.process_time() - self._cpu))
+    def on_step_end(self, args: TrainingArguments, *others: Any, **kwargs: Any) -> None:
+        self._marks.append((self._start, self._mark(args.device), time.process_time() - self._cpu))
+
+    def _mark(self, device: torch.device) -> Any:
+        """Now: of the clock, or of a GPU when it gets there."""
+        if device.type != "cuda":
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
 
     def metrics(self) -> dict[str, float]:
         """Medians in milliseconds, without the first steps, which set things up; empty before the first step."""
-        if not self.steps:
+        if not self._marks:
             return {}
-        wall, cpu = 1000 * np.median(self.steps[min(5, len(self.steps) - 1) :], axis=0)
-        return {"step_time_ms": float(wall), "step_cpu_time_ms": float(cpu)}
+        kept = self._marks[min(5, len(self._marks) - 1) :]
+        if isinstance(kept[-1][1], float):
+            wall = [1000 * (end - start) for start, end, _ in kept]
+        else:
+            kept[-1][1].synchronize()
+            wall = [start.elapsed_time(end) for start, end, _ in kept]
+        cpu = [1000 * seconds for *_, seconds in kept]
+        return {"step_time_ms": float(np.median(wall)), "step_cpu_time_ms": float(np.median(cpu))}
 
 
 def _check_upload(training: TrainingArguments, given: dict[str, Any]) -> None:

@@ -21,6 +21,7 @@ from experiments.training import (
     ExperimentTrainer,
     LengthsOfEpoch,
     RunArguments,
+    StepTimer,
     describe_steps,
     finish_trackers,
     global_batch,
@@ -373,3 +374,34 @@ def test_the_order_of_like_lengths_is_that_of_the_seed_and_the_epoch():
     grouped = [lengths[place] for place in order(3, 1)]
     spans = [max(batch) - min(batch) for batch in (grouped[n : n + 8] for n in range(0, 200, 8))]
     assert statistics.mean(spans) < 15  # of 38 in any order
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_steps_are_timed_by_what_does_them(device, monkeypatch):
+    """The clock on a processor; of a GPU, which works behind it, the events that it passes."""
+
+    class Event:
+        def __init__(self, enable_timing: bool):
+            assert enable_timing
+
+        def record(self) -> None:
+            self.time, now["gpu"] = now["gpu"], now["gpu"] + 3.0
+
+        def elapsed_time(self, end: "Event") -> float:
+            return end.time - self.time
+
+        def synchronize(self) -> None:
+            now["waited"] += 1
+
+    now = {"clock": 0.0, "gpu": 0.0, "waited": 0}
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(training_module.time, "perf_counter", lambda: now["clock"])
+    timer = StepTimer()
+    args: Any = types.SimpleNamespace(device=torch.device(device))
+    assert timer.metrics() == {}
+    for seconds in [9.0] * 5 + [1.0, 2.0, 4.0]:
+        timer.on_step_begin(args, None, None)
+        now["clock"] += seconds
+        timer.on_step_end(args, None, None)
+    assert timer.metrics()["step_time_ms"] == {"cpu": 2000.0, "cuda": 3.0}[device]
+    assert now["waited"] == (device == "cuda")
