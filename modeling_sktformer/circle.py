@@ -30,6 +30,7 @@ from .sequences import Sequences
 MAX_PRODUCT_POSITIONS = 512
 # What processors and GPUs multiply while they read or write a value, in round figures.
 MULTIPLY_ADDS_PER_VALUE = 64
+LAUNCH_BOUND_VALUES = 1 << 24  # which a GPU passes over about as fast as it is given the next operator
 
 
 class Waves(NamedTuple):
@@ -56,12 +57,13 @@ def choose_circle(config, batch_size: int, sequences: Sequences, dtype: torch.dt
 
     Inputs much shorter than the model's N are convolved around a shorter circle, to the same result up to rounding, so
     that they cost about what they cost in a model made for their length ([`~lengthening.shorten_filter`]). Waves are
-    made in the filters' dtype on the hidden states' device. With `config.kernels="eager"` nothing is chosen by the
-    batch, whose size changes roundings.
+    made in the filters' dtype on the hidden states' device. On a GPU small batches take the way of the fewest
+    operators. With `config.kernels="eager"` nothing is chosen by the batch, whose size changes roundings.
     """
     length, longest = sequences.length, config.max_position_embeddings
     is_read = config.use_smoother and config.use_fourier_convolution
-    if not is_read or config.kernels == "eager" or torch.compiler.is_compiling() or torch.jit.is_tracing():
+    is_small = device.type not in ("cpu", "meta") and batch_size * longest * config.hidden_size <= LAUNCH_BOUND_VALUES
+    if not is_read or is_small or config.kernels == "eager" or torch.compiler.is_compiling() or torch.jit.is_tracing():
         # A graph serves many lengths: a choice would bind it to those of its example.
         return Circle(longest)
     num_positions = min(

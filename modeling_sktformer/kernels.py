@@ -76,7 +76,6 @@ class Dropout(nn.Dropout):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Map a tensor of any shape to one of that shape; see `nn.Dropout`."""
-        if not self.training or not 0 < self.p < 1 or self.inplace:
-            return super().forward(input)
-        kernel = choose_kernel("dropout", self.config.kernels, input, self.p)
+        drops = self.training and 0 < self.p < 1 and not self.inplace
+        kernel = choose_kernel("dropout", self.config.kernels, input, self.p) if drops else None
         return super().forward(input) if kernel is None else kernel(input, self.p)

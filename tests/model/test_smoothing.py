@@ -417,6 +417,17 @@ def test_no_waves_are_made_where_nothing_reads_them(part, force):
     assert circle_for(config, torch.zeros(3, 12, config.hidden_size))[1] == Circle(64)
 
 
+@pytest.mark.parametrize(("device", "is_folded"), [("cpu", True), ("meta", True), ("cuda", False)])
+def test_small_batches_on_a_gpu_take_the_way_of_the_fewest_operators(device, is_folded, force, monkeypatch):
+    force(True, False)
+    monkeypatch.setattr(circle, "make_waves", lambda *arguments: "waves")
+    config = make_config(max_position_embeddings=64)
+    num_small = circle.LAUNCH_BOUND_VALUES // (64 * config.hidden_size)
+    for batch_size, expected in ((num_small, is_folded), (num_small + 1, True)):
+        chosen = choose_circle(config, batch_size, Sequences(12), torch.float32, torch.device(device))
+        assert chosen == (64, "waves" if expected else None)
+
+
 @pytest.fixture
 def circles(monkeypatch) -> list[Circle]:
     """What the batches of a model are convolved around from here on."""
