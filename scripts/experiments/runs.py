@@ -97,7 +97,12 @@ class Children:
     @contextmanager
     def stopped_by_signals(self) -> Iterator[None]:
         """Pass on what ends this process: Ctrl-C, or the SIGTERM of schedulers and `timeout`."""
-        earlier = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+
+        def stop(number: int, _: Any) -> None:
+            signal.signal(number, signal.SIG_IGN)  # `timeout` sends it to a process and then to its group
+            sys.exit(128 + number)
+
+        earlier = signal.signal(signal.SIGTERM, stop)
         try:
             yield
         except (KeyboardInterrupt, SystemExit):

@@ -10,7 +10,7 @@ import torch
 
 from experiments.arguments import UserError
 from experiments.results import describe_environment, format_origin
-from experiments.runs import Run, choose_launcher, execute_runs, read_runs
+from experiments.runs import Children, Run, choose_launcher, execute_runs, read_runs
 
 
 def test_runs_are_the_lines_of_a_file(tmp_path):
@@ -168,6 +168,22 @@ def test_what_is_terminated_ends_its_runs(tmp_path, make_run):
     assert stopped.value.code == 128 + signal.SIGTERM
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "child").read_text()), 0)
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_a_second_signal_to_end_does_not_disturb_the_end():
+    ended = []
+
+    def work() -> None:
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        finally:
+            signal.raise_signal(signal.SIGTERM)  # as `timeout` sends it, to the process and to its group
+            ended.append(True)
+
+    with pytest.raises(SystemExit), Children().stopped_by_signals():
+        work()
+    assert ended
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
