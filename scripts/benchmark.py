@@ -39,7 +39,7 @@ DEFAULTS: dict[str, Any] = {
 class BenchmarkArguments(MeasurementArguments):
     """What is measured and where it goes."""
 
-    models: list[str] = flag([], "By default all but -eager and -best; six to --count.", MODELS)
+    models: list[str] = flag([], "By default all but variants of sktformer; seven to --count.", MODELS)
     size: list[str] = flag([], "By default lra; base to --count.", SIZES)
     lengths: list[int] = flag([], "Tokens in an input, by default 512 to 16,384.")
     batch_size: int | None = flag(None, "Inputs in a batch, by default 32.")

@@ -216,7 +216,7 @@ def test_defaults_of_counting():
     arguments = benchmark.BenchmarkArguments(count=True)
     workloads = [workload for cell in arguments.cells for workload in cell.workloads]
     assert {(each.length, each.batch_size, each.positions) for each in workloads} == {(512, 32, 512), (4096, 4, 4096)}
-    models = ["sktformer", "sktformer-eager", "bert-sdpa", "modernbert", "nystromformer", "fnet"]
-    assert [each.model for each in workloads[:6]] == models
+    models = ["sktformer", "sktformer-eager", "sktformer-sdpa", "bert-sdpa", "modernbert", "nystromformer", "fnet"]
+    assert [each.model for each in workloads[:7]] == models
     assert {(each.size, each.mode, each.dropout) for each in workloads} == {("base", "training", 0.0)}
     assert (arguments.setting.precision, arguments.setting.device) == ("bfloat16", "meta")

@@ -128,6 +128,12 @@ def test_sizes_are_the_papers_and_the_presets():
 def test_plain_code_has_a_row_of_its_own():
     kernels = {name: build_config(workload(name), 1).to_dict().get("kernels") for name in MODELS}
     assert [name for name, value in kernels.items() if value == "eager"] == ["sktformer-eager"]
+    attentions = {
+        name: build_model(name, build_config(workload(name), 1)).config._attn_implementation
+        for name in MODELS
+        if name.startswith("sktformer")
+    }
+    assert [name for name, value in attentions.items() if value == "sdpa"] == ["sktformer-sdpa"]
     assert build_sizes("lra").hidden_size == 64
     assert (build_sizes("base").hidden_size, build_sizes("base", 2).num_hidden_layers) == (768, 2)
 

@@ -32,7 +32,7 @@ LEGEND = (
 )
 # What stands for flags of the benchmark that are not given.
 DEFAULTS: dict[str, Any] = {
-    "models": ["sktformer", "sktformer-eager", "bert-sdpa", "modernbert", "nystromformer", "fnet"],
+    "models": ["sktformer", "sktformer-eager", "sktformer-sdpa", "bert-sdpa", "modernbert", "nystromformer", "fnet"],
     "size": ["base"],
     **{"lengths": [512, 4096], "tokens_per_batch": 16384, "dropout": [0.0], "precision": "bfloat16"},
 }

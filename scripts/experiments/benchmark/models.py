@@ -35,6 +35,7 @@ MODELS = {
     "sktformer-eager": Encoder(
         "SKTformer (eager)", "sktformer", 'kernels="eager": no kernel, and every batch convolved as in a graph of it.'
     ),
+    "sktformer-sdpa": Encoder("SKTformer (SDPA)", "sktformer", 'attn_implementation="sdpa".'),
     "sktformer-best": Encoder("SKTformer, -best", "sktformer", "with the addition of the presets -best."),
     "bert-eager": Encoder("BERT (eager)", "bert"),
     "bert-sdpa": Encoder("BERT (SDPA)", "bert", "fused attention, on CPUs without dropout alone, as in other models."),
@@ -130,7 +131,8 @@ def build_model(name: str, config: PreTrainedConfig) -> PreTrainedModel:
     torch.manual_seed(0)
     # Here, because it must hold in the processes that steps are taken in too: models say at each call how they pad.
     logging.set_verbosity_error()
-    options = {"attn_implementation": name.removeprefix("bert-")} if MODELS[name].model_type == "bert" else {}
+    chooses = MODELS[name].model_type == "bert" or name == "sktformer-sdpa"
+    options = {"attn_implementation": name.rpartition("-")[2]} if chooses else {}
     model = AutoModelForSequenceClassification.from_config(config, **options)
     for module in model.modules():
         for function in ("fourier_transform", "iterative_inv"):  # FNet's and Nyströmformer's know no smaller types
