@@ -72,6 +72,9 @@ class RunArguments(TrainingArguments):
         if self.prediction_loss_only or self.batch_eval_metrics or not self.eval_do_concat_batches:
             unused = "--prediction_loss_only, --batch_eval_metrics and --eval_do_concat_batches"
             raise UserError(f"The metrics need all predictions at once; leave out {unused}.")
+        if self.bf16_full_eval or self.fp16_full_eval:
+            unused = "--bf16_full_eval and --fp16_full_eval"
+            raise UserError(f"{unused} would leave the model in half precision; evaluate with --bf16 or --fp16.")
         if self.save_only_model:
             raise UserError(
                 "--save_only_model leaves no run that could go on; --save_total_limit keeps fewer instead."
@@ -280,6 +283,19 @@ class ExperimentTrainer(Trainer):
         if type(sampler) is LengthGroupedSampler:
             return LengthsOfEpoch(sampler, self.args.seed if self.args.data_seed is None else self.args.data_seed)
         return sampler
+
+    def _get_eval_sampler(self, *args: Any, **kwargs: Any) -> Any:
+        """In the order of the examples, by which predictions are told apart, also where training groups lengths."""
+        strategy, self.args.train_sampling_strategy = self.args.train_sampling_strategy, "random"
+        try:
+            return super()._get_eval_sampler(*args, **kwargs)
+        finally:
+            self.args.train_sampling_strategy = strategy
+
+    def _load_scaler(self, checkpoint: str | None) -> None:
+        """What scaled float16's losses is of no use to a run that goes on in another precision."""
+        if self.accelerator.scaler is not None:
+            super()._load_scaler(checkpoint)
 
     def get_eval_dataloader(self, *args: Any, **kwargs: Any) -> Any:
         """Of all examples, whatever --dataloader_drop_last says of training."""

@@ -85,6 +85,35 @@ def test_the_last_evaluation_is_not_made_twice(tmp_path):
     assert train(arguments(tmp_path, "--max_steps", "3", "--eval_strategy", "no")).last_evaluation() is None
 
 
+def test_predictions_keep_the_order_of_the_examples(tmp_path):
+    lengths = [3, 1, 4, 2, 5]
+    rows = Dataset.from_dict({"input_ids": [[7] * length for length in lengths], "labels": lengths})
+
+    def pad(examples):
+        values = [torch.tensor(example["input_ids"]) for example in examples]
+        padded = nn.utils.rnn.pad_sequence(values, batch_first=True)
+        return {"x": padded.float(), "labels": torch.tensor([example["labels"] for example in examples])}
+
+    flags = ["--train_sampling_strategy", "group_by_length", "--remove_unused_columns", "false"]
+    training = arguments(tmp_path, *flags, "--per_device_eval_batch_size", "2")
+    trainer = ExperimentTrainer(model=Line(), args=training, train_dataset=rows, data_collator=pad)
+    assert trainer.predict(rows).label_ids.tolist() == lengths
+    assert isinstance(trainer._get_train_sampler(), LengthsOfEpoch)
+
+
+def test_a_run_in_float16_can_go_on_in_another_precision(tmp_path):
+    trainer = ExperimentTrainer(model=Line(), args=arguments(tmp_path), train_dataset=ROWS)
+    torch.save({"scale": 2.0}, tmp_path / "scaler.pt")
+    trainer._load_scaler(str(tmp_path))
+    assert trainer.accelerator.scaler is None
+
+
+@pytest.mark.parametrize("flag", ["--bf16_full_eval", "--fp16_full_eval"])
+def test_an_evaluation_does_not_round_the_weights(tmp_path, flag):
+    with pytest.raises(UserError, match="would leave the model in half precision; evaluate with --bf16 or --fp16"):
+        arguments(tmp_path, flag)
+
+
 @pytest.mark.parametrize("name", ["per_device_train_batch_size", "gradient_accumulation_steps"])
 def test_a_batch_holds_something(tmp_path, name):
     with pytest.raises(UserError, match=f"--{name} is 0; it must be at least 1"):
