@@ -29,6 +29,7 @@ from modeling_sktformer import SKTformerConfig, available_presets, load_preset
 
 logger = logging.getLogger(__name__)
 
+TRAINED_DTYPE = torch.float32  # of weights, also of a checkpoint in half precision, which would lose small steps
 _CHECKPOINT_FILES = ("config.json", "*.safetensors", "pytorch_model*.bin")
 _TOKENIZER_FILES = ("tokenizer*.json", "special_tokens_map.json", "vocab*", "merges.txt", "*.model")
 
@@ -135,7 +136,11 @@ def build_masked_lm(
         with explained(f"{what} cannot be loaded as a masked-LM model"):
             config = _load_config(arguments, MODEL_FOR_MASKED_LM_MAPPING, "masked-LM")
             model, info = AutoModelForMaskedLM.from_pretrained(
-                arguments.model_name_or_path, config=config, output_loading_info=True, **arguments.hub_options
+                arguments.model_name_or_path,
+                config=config,
+                dtype=TRAINED_DTYPE,
+                output_loading_info=True,
+                **arguments.hub_options,
             )
         _check_encoder(model, info["missing_keys"], what)
     fit_length(model, tokenizer, max_length)
@@ -234,7 +239,12 @@ def load_classifier(
         config.id2label = {number: word for word, number in config.label2id.items()}
         config.problem_type = "single_label_classification" if labels else "regression"
         model, info = AutoModelForSequenceClassification.from_pretrained(
-            name, config=config, ignore_mismatched_sizes=True, output_loading_info=True, **arguments.hub_options
+            name,
+            config=config,
+            dtype=TRAINED_DTYPE,
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+            **arguments.hub_options,
         )
     mismatched = [key if isinstance(key, str) else key[0] for key in info["mismatched_keys"]]
     # A masked language model is saved without the pooler that some architectures count to the encoder.

@@ -190,6 +190,19 @@ def test_metrics_weigh_tokens_equally(tokenizer):
     assert metrics["accuracy"] == pytest.approx(right / 13)
 
 
+def test_accumulated_batches_do_not_multiply_a_loss(tmp_path, tokenizer):
+    """BERT takes the number of items of a step, and does not divide by it."""
+    blocks, found = make_blocks([16] * 32), []
+    for batches in (1, 4):
+        options: dict[str, Any] = {"gradient_accumulation_steps": batches, "max_steps": 1, "learning_rate": 0.0}
+        options |= {"eval_strategy": "no", "save_strategy": "no", "max_grad_norm": 1e9}
+        trainer = make_trainer(tmp_path, tokenizer, make_model(tokenizer), train_dataset=blocks, **options)
+        trainer.train()
+        found.append(next(entry for entry in trainer.state.log_history if "grad_norm" in entry))
+    assert found[1]["loss"] == pytest.approx(found[0]["loss"], rel=0.2)
+    assert found[1]["grad_norm"] < 1.5 * found[0]["grad_norm"]
+
+
 def test_no_predicted_token_is_no_division_by_zero():
     sums = sum_token_losses(torch.randn(2, 3, 5), torch.full((2, 3), IGNORE_INDEX))
     assert token_metrics(EvalPrediction(predictions=sums.numpy(), label_ids=sums.numpy()))["loss"] == 0

@@ -200,6 +200,14 @@ def test_checkpoints(tokenizer, tmp_path):
         build(tokenizer, model_name_or_path=small)
 
 
+def test_a_checkpoint_in_half_precision_is_trained_in_whole(tokenizer, tmp_path):
+    model = build(tokenizer).to(torch.bfloat16)
+    folder = save(model, tmp_path / "half")
+    tokenizer.save_pretrained(folder)
+    for loaded in (build(tokenizer, model_name_or_path=folder), load(folder)):
+        assert {weight.dtype for weight in loaded.parameters()} == {torch.float32}
+
+
 def test_weights_of_another_architecture_are_refused(tokenizer, tmp_path):
     BertForMaskedLM(BertConfig(vocab_size=100, max_position_embeddings=32, **SIZES)).save_pretrained(tmp_path)
     config = build(tokenizer).config

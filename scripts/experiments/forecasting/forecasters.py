@@ -22,7 +22,7 @@ from transformers import (
 
 from experiments.arguments import UserError, explained, flag, require_at_least
 from experiments.fine_tuning import FineTuningArguments, FineTuningTrainer
-from experiments.models import override_fields
+from experiments.models import TRAINED_DTYPE, override_fields
 from experiments.sized_models import SizedModelArguments
 from modeling_sktformer import SKTformerConfig, SKTformerForPrediction
 from modeling_sktformer.forecasting import prediction_loss
@@ -116,7 +116,7 @@ def build_forecaster(
         model_class: Any = known[1] if known else AutoModelForTimeSeriesPrediction
         options = {} if known else {"trust_remote_code": arguments.trust_remote_code}
         with explained(f"The checkpoint {name} cannot be loaded"):
-            return model_class.from_pretrained(name, **options)
+            return model_class.from_pretrained(name, dtype=TRAINED_DTYPE, **options)
     config_class, model_class, names, published = _PEERS[arguments.model_type]
     fields = arguments.fields()
     with explained(f"No {arguments.model_type} can be made of these fields"):
@@ -151,7 +151,7 @@ class ForecastingTrainer(FineTuningTrainer):
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        bare = self.accelerator.unwrap_model(model)
+        bare = self.accelerator.unwrap_model(model, keep_torch_compile=False)
         outputs = model(**model_inputs(bare, inputs))
         forecast = outputs["prediction_outputs"] if isinstance(outputs, dict) else outputs[0]
         kind = bare.config.loss if bare.config.loss in ("mse", "mae") else "mse"
@@ -163,7 +163,8 @@ class ForecastingTrainer(FineTuningTrainer):
         inputs = self._prepare_inputs(inputs)
         with torch.no_grad(), self.compute_loss_context_manager():
             loss, forecast = self.compute_loss(model, inputs, return_outputs=True)
-        errors = (forecast.float() - inputs["future_values"]).double()
+        errors = forecast.float() - inputs["future_values"]
+        errors = errors if errors.device.type == "mps" else errors.double()  # which that knows not
         observed = inputs.get("future_observed_mask")
         count = torch.full((len(errors),), errors[0].numel(), device=errors.device)
         if observed is not None:

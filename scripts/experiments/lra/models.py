@@ -18,7 +18,7 @@ from experiments.architectures import build_comparable_config, comparable_dropou
 from experiments.arguments import UserError, explained, flag
 from experiments.lra.examples import PAD
 from experiments.lra.tasks import Task
-from experiments.models import known_overrides, override_fields
+from experiments.models import TRAINED_DTYPE, known_overrides, override_fields
 from experiments.sized_models import SizedModelArguments
 from modeling_sktformer import SKTformerConfig, SKTformerForSequenceClassification, SKTformerForSequenceMatching
 from modeling_sktformer.losses import classification_loss
@@ -176,13 +176,13 @@ def _load_model(arguments: LraModelArguments, task: Task, is_masked_lm: bool) ->
             f"--config_overrides: {', '.join(changed)} of the model {name} cannot be changed; leave it out."
         )
     if is_masked_lm:
-        return AutoModelForMaskedLM.from_pretrained(name, config=config)
+        return AutoModelForMaskedLM.from_pretrained(name, config=config, dtype=TRAINED_DTYPE)
     if is_headless and config.model_type != _SKTFORMER:
         config.per_example = task.per_example
         model = EncoderForSequences(config)
-        model.encoder = AutoModel.from_pretrained(name, config=config)
+        model.encoder = AutoModel.from_pretrained(name, config=config, dtype=TRAINED_DTYPE)
         return model
-    return _class_for(config, task).from_pretrained(name, config=config)
+    return _class_for(config, task).from_pretrained(name, config=config, dtype=TRAINED_DTYPE)
 
 
 def _set_dropouts(config: PreTrainedConfig, arguments: LraModelArguments, is_masked_lm: bool) -> None:

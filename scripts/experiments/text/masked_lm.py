@@ -23,6 +23,8 @@ from modeling_sktformer.losses import IGNORE_INDEX
 
 
 _MASKED_ROWS = 1000  # evaluation blocks that share a seed
+# Architectures whose loss is divided by the number of items that a Trainer gives them.
+_COUNT_ITEMS = ("sktformer", "modernbert")
 
 
 @dataclass
@@ -157,3 +159,7 @@ class MaskedLMTrainer(ExperimentTrainer):
 
     def __init__(self, **kwargs: Any):
         super().__init__(compute_metrics=token_metrics, preprocess_logits_for_metrics=sum_token_losses, **kwargs)
+        # Others take the number of items of a whole step too, and do not divide by it: of n batches on m devices their
+        # loss and gradients would be n m times too large.
+        model_type = self.accelerator.unwrap_model(self.model).config.model_type
+        self.model_accepts_loss_kwargs = self.model_accepts_loss_kwargs and model_type in _COUNT_ITEMS
