@@ -93,10 +93,13 @@ def describe_environment(device: str | None = None) -> dict[str, Any]:
     """What a result has to be read with: versions, commit and device, the best one or that of a type, "cpu" say."""
     packages = ("torch", "transformers", "datasets", "accelerate", "tokenizers")
     on_gpu = torch.cuda.is_available() if device is None else device == "cuda"
+    together = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
+    name = torch.cuda.get_device_name() if on_gpu else _processor_name()
     return {
         "python": platform.python_version(),
         **{package: version(package) for package in packages},
-        "device": torch.cuda.get_device_name() if on_gpu else _processor_name(),
+        "device": f"{together} x {name}" if together > 1 else name,
+        "is_gpu": on_gpu,
         "threads": torch.get_num_threads(),
         "commit": _commit(),
         **{name: os.environ[name] for name in sorted(os.environ) if name.startswith(_ALLOCATOR_VARIABLES)},
@@ -106,10 +109,13 @@ def describe_environment(device: str | None = None) -> dict[str, Any]:
 def format_origin(environment: dict[str, Any], command: str, commits: Iterable[Any]) -> str:
     """What stands under a table: the command that wrote it, from which code, with which versions, on which machine."""
     versions = ", ".join(f"{key} {environment[key]}" for key in ("python", "torch", "transformers"))
-    allocator = [f", {name}={environment[name]}" for name in environment if name.startswith(_ALLOCATOR_VARIABLES)]
+    where = [environment["device"]]
+    if not environment.get("is_gpu"):
+        where.append(f"{environment['threads']} thread(s)")
+        where += [f"{name}={environment[name]}" for name in environment if name.startswith(_ALLOCATOR_VARIABLES)]
     return (
-        f"Written by the command below at {', '.join(map(str, commits))}: {versions}, {environment['device']}, "
-        f"{environment['threads']} thread(s){''.join(allocator)}.\n\n```bash\n{command}\n```"
+        f"Written by the command below at {', '.join(map(str, commits))}: {versions}, {', '.join(where)}."
+        f"\n\n```bash\n{command}\n```"
     )
 
 

@@ -6,6 +6,7 @@ import math
 import os
 import sys
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -29,6 +30,10 @@ from experiments.run_folder import ARGUMENTS_FILE, RUN_FILE, RunIdentity, claim_
 logger = logging.getLogger(__name__)
 
 STAGES = ("do_train", "do_eval", "do_predict")
+# What accelerate calls types of products that are not float32.
+_PRECISIONS = {"bf16": "bfloat16", "fp16": "float16"}
+# The last steps of a run, whose times are kept.
+_TIMED_STEPS = 10_000
 # The arguments of the Trainer that decide a result, beside the number of steps and the global batch.
 _DECISIVE = (
     *("seed", "data_seed"),
@@ -135,7 +140,7 @@ def training_identity(training: TrainingArguments, decides: dict[str, Any]) -> R
     Evaluation and saving belong to it where the best checkpoint is kept, and not else; where nothing is trained no
     argument of an optimizer decides what a model answers.
     """
-    precision = "bfloat16" if training.bf16 else "float16" if training.fp16 else "float32"
+    precision = describe_precision(training)
     if not training.do_train:
         return RunIdentity({"do_train": False} | decides, {"num_train_epochs": 0}, precision)
     names = [*_DECISIVE, *(_DECISIVE_FOR_THE_BEST if training.load_best_model_at_end else ())]
@@ -144,6 +149,12 @@ def training_identity(training: TrainingArguments, decides: dict[str, Any]) -> R
     values["global_batch_size"] = global_batch(training)
     length = {"max_steps": training.max_steps, "num_train_epochs": training.num_train_epochs}
     return RunIdentity({"do_train": True} | values | decides, length, precision)
+
+
+def describe_precision(training: TrainingArguments) -> str:
+    """The type of the products, as flags, a launcher or its configuration have it."""
+    name = _PRECISIONS.get(training.mixed_precision, "float32")
+    return f"{name} with TF32" if training.tf32 else name
 
 
 def global_batch(training: TrainingArguments) -> int:
@@ -187,7 +198,7 @@ def announce_run(command: Command, **facts: str) -> None:
     if decay := getattr(training, "learning_rate_decay", None):  # a forecaster's
         schedule = f"times {decay:g} after every epoch"
     recipe = f"{recipes}; learning rate {training.learning_rate:g} ({schedule}), seed {training.seed}"
-    kind, precision = training.device.type, training_identity(training, {}).precision
+    kind, precision = training.device.type, describe_precision(training)
     name = torch.cuda.get_device_name() if kind == "cuda" else f"{torch.get_num_threads()} thread(s)"
     devices = f"{training.world_size} x {kind} ({name}), {precision}"
     announce(recipe=recipe, **facts, devices=devices, note=" ".join(command.notes))
@@ -364,7 +375,7 @@ class StepTimer(TrainerCallback):
     """
 
     def __init__(self) -> None:
-        self._marks: list[tuple[Any, Any, float]] = []
+        self._marks: deque[tuple[Any, Any, float]] = deque(maxlen=_TIMED_STEPS)
 
     def on_step_begin(self, args: TrainingArguments, *others: Any, **kwargs: Any) -> None:
         self._cpu, self._start = time.process_time(), self._mark(args.device)
@@ -374,9 +385,9 @@ class StepTimer(TrainerCallback):
 
     def _mark(self, device: torch.device) -> Any:
         """Now: of the clock, or of a GPU when it gets there."""
-        if device.type != "cuda":
+        if device.type not in ("cuda", "mps"):
             return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
+        event = getattr(torch, device.type).Event(enable_timing=True)
         event.record()
         return event
 
@@ -384,7 +395,7 @@ class StepTimer(TrainerCallback):
         """Medians in milliseconds, without the first steps, which set things up; empty before the first step."""
         if not self._marks:
             return {}
-        kept = self._marks[min(5, len(self._marks) - 1) :]
+        kept = [*self._marks][min(5, len(self._marks) - 1) :]
         if isinstance(kept[-1][1], float):
             wall = [1000 * (end - start) for start, end, _ in kept]
         else:

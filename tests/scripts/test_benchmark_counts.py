@@ -212,6 +212,16 @@ def test_plain_code_is_counted_alike_in_every_batch():
     assert plain_alone == plain_together == alone > together
 
 
+def test_small_batches_are_counted_as_a_gpu_computes_them():
+    small = replace(workload("sktformer"), size="base", length=512, positions=512, batch_size=8)
+    plain = count_step(replace(small, model="sktformer-eager"), replace(SETTING, num_layers=1))
+    on_gpu, on_processor = (
+        count_step(small, replace(SETTING, num_layers=1, device=device)) for device in ("cuda", "cpu")
+    )
+    assert on_gpu == plain
+    assert on_gpu["multiply_adds"] > on_processor["multiply_adds"]
+
+
 def test_defaults_of_counting():
     arguments = benchmark.BenchmarkArguments(count=True)
     workloads = [workload for cell in arguments.cells for workload in cell.workloads]

@@ -253,6 +253,10 @@ def test_time_is_spent_on_as_many_steps_as_it_holds(make, stage, tmp_path):
     # A step of the short run, whose seed is 100, has taken ten seconds: three fit.
     assert "--max_steps 3 " in (tmp_path / "out" / "first" / "ours-books-0.5min-0.001-0.log").read_text()
     (timed,) = (tmp_path / "out").rglob("ours-books-timed-100-0.001-100/metrics.json")
+    known = timed.read_text()
+    timed.write_text(known.replace('"device": "d"', '"device": "another"'))
+    with pytest.raises(UserError, match=r"Steps of ours were timed on another and taken on d; .* or delete .*first"):
+        make([replace(stage, cases=cases, search_steps=10)])
     timed.write_text(json.dumps({k: v for k, v in json.loads(timed.read_text()).items() if "time" not in k}))
     with pytest.raises(UserError, match=r"ours-books-timed-100-0.001-100 was cut short .* no time; delete it"):
         make([replace(stage, cases=cases, search_steps=10)])

@@ -4,7 +4,7 @@ import math
 import statistics
 import sys
 import types
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -97,7 +97,7 @@ def test_predictions_keep_the_order_of_the_examples(tmp_path):
     flags = ["--train_sampling_strategy", "group_by_length", "--remove_unused_columns", "false"]
     training = arguments(tmp_path, *flags, "--per_device_eval_batch_size", "2")
     trainer = ExperimentTrainer(model=Line(), args=training, train_dataset=rows, data_collator=pad)
-    assert trainer.predict(rows).label_ids.tolist() == lengths
+    assert list(cast(Any, trainer.predict(rows).label_ids)) == lengths
     assert isinstance(trainer._get_train_sampler(), LengthsOfEpoch)
 
 
@@ -106,6 +106,18 @@ def test_a_run_in_float16_can_go_on_in_another_precision(tmp_path):
     torch.save({"scale": 2.0}, tmp_path / "scaler.pt")
     trainer._load_scaler(str(tmp_path))
     assert trainer.accelerator.scaler is None
+
+
+@pytest.mark.parametrize(
+    ("flags", "launched", "expected"),
+    [([], "no", "float32"), ([], "bf16", "bfloat16"), (["--bf16"], "no", "bfloat16"), ([], "fp16", "float16")],
+)
+def test_the_precision_is_that_of_flags_or_of_a_launcher(tmp_path, monkeypatch, flags, launched, expected):
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", launched)
+    training = arguments(tmp_path, *flags)
+    assert training_identity(training, {}).precision == expected
+    training.tf32 = True
+    assert training_identity(training, {}).precision == f"{expected} with TF32"
 
 
 @pytest.mark.parametrize("flag", ["--bf16_full_eval", "--fp16_full_eval"])

@@ -16,6 +16,7 @@ from experiments.benchmark.measurement import failure_reason
 from experiments.benchmark.models import MODELS, PRECISIONS, SIZES, Setting, Workload
 from experiments.counting import FusedAttention, OperatorCounter, storage_of
 from experiments.results import format_table
+from modeling_sktformer.circle import LAUNCH_BOUND_VALUES
 
 
 LEGEND = (
@@ -55,6 +56,11 @@ def count_step(workload: Workload, setting: Setting) -> dict[str, float]:
     with torch.device("meta"), FusedAttention(), torch.set_grad_enabled(is_training):
         model: Any = models.build_model(workload.model, models.build_config(workload, setting.num_layers))
         model.to(PRECISIONS[setting.precision]).train(is_training)
+        if setting.device == "cuda" and workload.model.startswith("sktformer"):
+            values = workload.batch_size * workload.positions * model.config.hidden_size
+            model.set_kernels(
+                "eager" if values <= LAUNCH_BOUND_VALUES else model.config.kernels
+            )  # what it takes there
         if setting.padded and not takes_mask(workload.model, model):
             raise ValueError("takes no mask")
         with saved_tensors_hooks(keep, lambda tensor: tensor), counter:

@@ -51,6 +51,7 @@ def write_table(
     measured = [m for of_stage in outcomes for o in of_stage.values() for m in o.metrics]
     environments = [m["environment"] for m in measured]
     commits = sorted({str(environment["commit"]) for environment in environments})
+    devices = dict.fromkeys(str(environment["device"]) for environment in environments)
     recipes = [stage.recipe() for stage in table.stages]
     results = {
         **{"command": command_line(), "data": dict(given), "seeds": list(seeds), "recipes": recipes},
@@ -77,7 +78,7 @@ def write_table(
             [statistics_note, *_describe_searches(table.stages, outcomes), *beaten, *partial, *further, *table.notes]
         ),
         "\n".join(_plot(name, table, columns, last, folder)),
-        format_origin(environments[0], command_line(), commits),
+        format_origin(environments[0] | {"device": " and ".join(devices)}, command_line(), commits),
     ]
     return write_results(folder / name, results, paragraphs)
 

@@ -269,27 +269,33 @@ class _StageRuns:
         times = self.time_steps({(name, case): outcomes[name, case.key].rate for name, case in timed})
         runs: dict[tuple[str, str, int], Run] = {}
         for seed, (name, case) in itertools.product(self.arguments.seeds, cells):
-            of_length = case.in_steps(times[name, case.key]) if (name, case) in timed else case
+            of_length = case.in_steps(times[name, case.key][0]) if (name, case) in timed else case
             runs[name, case.key, seed] = self.plan(name, of_length, outcomes[name, case.key].rate, seed)
         self.execute(runs.values(), self.stage.folder)
         for (name, key, _), run in runs.items():
             outcomes[name, key].folders.append(run.result.parent)
-            # What chose the steps is what the table says, whatever ran beside the training.
-            time = {"step_time_ms": times[name, key]} if (name, key) in times else {}
-            outcomes[name, key].metrics.append(read_json(run.result) | time)
+            metrics = read_json(run.result)
+            if (name, key) in times:
+                # What chose the steps is what the table says, whatever ran beside the training.
+                time, device = times[name, key]
+                if device != (trained := metrics["environment"]["device"]):
+                    remedy = f"choose another --output_dir, or delete {run.folder.parent}"
+                    raise UserError(f"Steps of {name} were timed on {device} and taken on {trained}; {remedy}.")
+                metrics["step_time_ms"] = time
+            outcomes[name, key].metrics.append(metrics)
         return outcomes
 
-    def time_steps(self, rates: Mapping[tuple[str, Case], float | None]) -> dict[tuple[str, str], float]:
-        """How many milliseconds a step takes, by row and key of the case: in short runs, one after another."""
+    def time_steps(self, rates: Mapping[tuple[str, Case], float | None]) -> dict[tuple[str, str], tuple[float, str]]:
+        """How many milliseconds a step takes and where, by row and key of the case: in short runs, one by one."""
         runs = {(name, case.key): self.plan(name, case.timed(), rate) for (name, case), rate in rates.items()}
         if runs:
             self.execute(runs.values(), f"{self.stage.folder}, times of steps", at_once=1)
-        times: dict[tuple[str, str], float] = {}
+        times: dict[tuple[str, str], tuple[float, str]] = {}
         for key, run in runs.items():
-            time = read_json(run.result).get("step_time_ms")
-            if time is None:
+            metrics = read_json(run.result)
+            if "step_time_ms" not in metrics:
                 raise UserError(f"{run.folder} was cut short behind its last step, and measured no time; delete it.")
-            times[key] = time
+            times[key] = metrics["step_time_ms"], metrics["environment"]["device"]
         return times
 
     def plan(self, name: str, case: Case, rate: float | None, seed: int = SEARCH_SEED) -> Run:
