@@ -58,9 +58,8 @@ def count_step(workload: Workload, setting: Setting) -> dict[str, float]:
         model.to(PRECISIONS[setting.precision]).train(is_training)
         if setting.device == "cuda" and workload.model.startswith("sktformer"):
             values = workload.batch_size * workload.positions * model.config.hidden_size
-            model.set_kernels(
-                "eager" if values <= LAUNCH_BOUND_VALUES else model.config.kernels
-            )  # what it takes there
+            if values <= LAUNCH_BOUND_VALUES:
+                model.set_kernels("eager")  # the form that it takes there
         if setting.padded and not takes_mask(workload.model, model):
             raise ValueError("takes no mask")
         with saved_tensors_hooks(keep, lambda tensor: tensor), counter:
