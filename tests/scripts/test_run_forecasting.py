@@ -7,13 +7,14 @@ import sys
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from transformers import AutoConfig
 
 import run_forecasting
 from experiments.arguments import UserError, load_recipe, parse_args, parse_command, recipes_behind
 from experiments.forecasting.baselines import NAMES
 from experiments.forecasting.benchmarks import BENCHMARKS
-from experiments.forecasting.forecasters import build_forecaster
+from experiments.forecasting.forecasters import ForecasterArguments, build_forecaster
 from experiments.forecasting.report import write_report
 from experiments.results import describe_environment
 from experiments.run_folder import METRICS_FILE
@@ -282,6 +283,15 @@ def test_a_series_too_short_for_any_forecast_is_said_to_be(run, tmp_path):
     one = write_series(tmp_path / "one.csv", num_rows=1, when=[0])
     with pytest.raises(UserError, match=r"one\.csv has 1 time steps, none of them in the part for training"):
         run("--data_file", one, "--context_length", "1", "--prediction_length", "1")
+
+
+@pytest.mark.parametrize("model_type", ["sktformer", "patchtst"])
+def test_a_checkpoint_in_half_precision_is_trained_in_whole(model_type, tmp_path):
+    sizes = json.dumps(dict(list(SIZES.items())[:4]))
+    made = ForecasterArguments(model_config=sizes, model_type=model_type)
+    build_forecaster(made, 24, 6, 2).to(torch.bfloat16).save_pretrained(tmp_path)
+    model = build_forecaster(ForecasterArguments(model_name_or_path=str(tmp_path)), 24, 6, 2)
+    assert {weight.dtype for weight in model.parameters()} == {torch.float32}
 
 
 # Recipes

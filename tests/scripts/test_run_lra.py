@@ -453,6 +453,19 @@ def test_other_encoders_have_the_same_sizes_pooling_and_head(model_type, task_na
         assert torch.allclose(theirs(ids * mask, mask).logits, theirs(ids[..., :100]).logits, atol=1e-5)
 
 
+@pytest.mark.parametrize("model_type", ["sktformer", "bert"])
+def test_a_checkpoint_in_half_precision_is_trained_in_whole(model_type, tmp_path):
+    task = TASKS["image"]
+    made = LraModelArguments(model_config=json.dumps(SIZES), model_type=model_type)
+    for guesses, loads in ((True, (True, False)), (False, (False,))):
+        folder = tmp_path / f"half-{guesses}"
+        build_model(made, task, 64, False, seed=0, is_masked_lm=guesses).to(torch.bfloat16).save_pretrained(folder)
+        for is_masked_lm in loads:
+            saved = LraModelArguments(model_name_or_path=str(folder))
+            model = build_model(saved, task, 64, False, seed=1, is_masked_lm=is_masked_lm)
+            assert {weight.dtype for weight in model.parameters()} == {torch.float32}
+
+
 @pytest.mark.parametrize("model_type", ["big_bird", "yoso"])
 def test_tables_of_positions_are_compared_at_one_length(model_type):
     arguments = LraModelArguments(model_config=json.dumps(SIZES_OF_THE_PAPER), model_type=model_type)

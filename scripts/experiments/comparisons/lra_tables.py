@@ -115,7 +115,13 @@ def _self_pretraining(task: str) -> Table:
         task, "self-pretrained", "lra_self_pretraining", (Case(_TITLES[task]),), (_accuracy("accuracy (%)"), *_costs())
     )
     stages = (replace(first, recipes=recipes, learning_rates=()), replace(last, learning_rates=()))
-    return _table(task, "masked self-pretraining on its own training inputs", *stages)
+    table = _table(task, "masked self-pretraining on its own training inputs", *stages)
+    # As in Table 1, a training cut short has to be seen.
+    passes = (
+        "{0[num_train_epochs]} passes of self-pretraining over the training part, without labels, which rows from "
+        "scratch go without; then {1[num_train_epochs]} passes with labels, "
+    )
+    return replace(table, text=passes + table.text)
 
 
 TABLES = {"lra_curves_image_1000": _curves("image", 1000, is_whole=True), "lra_noise": _noise()}
