@@ -289,7 +289,7 @@ def test_a_series_too_short_for_any_forecast_is_said_to_be(run, tmp_path):
 def test_a_checkpoint_in_half_precision_is_trained_in_whole(model_type, tmp_path):
     sizes = json.dumps(dict(list(SIZES.items())[:4]))
     made = ForecasterArguments(model_config=sizes, model_type=model_type)
-    build_forecaster(made, 24, 6, 2).to(torch.bfloat16).save_pretrained(tmp_path)
+    build_forecaster(made, 24, 6, 2).bfloat16().save_pretrained(tmp_path)
     model = build_forecaster(ForecasterArguments(model_name_or_path=str(tmp_path)), 24, 6, 2)
     assert {weight.dtype for weight in model.parameters()} == {torch.float32}
 

@@ -459,7 +459,7 @@ def test_a_checkpoint_in_half_precision_is_trained_in_whole(model_type, tmp_path
     made = LraModelArguments(model_config=json.dumps(SIZES), model_type=model_type)
     for guesses, loads in ((True, (True, False)), (False, (False,))):
         folder = tmp_path / f"half-{guesses}"
-        build_model(made, task, 64, False, seed=0, is_masked_lm=guesses).to(torch.bfloat16).save_pretrained(folder)
+        build_model(made, task, 64, False, seed=0, is_masked_lm=guesses).bfloat16().save_pretrained(folder)
         for is_masked_lm in loads:
             saved = LraModelArguments(model_name_or_path=str(folder))
             model = build_model(saved, task, 64, False, seed=1, is_masked_lm=is_masked_lm)
