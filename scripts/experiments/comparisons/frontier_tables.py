@@ -40,6 +40,7 @@ _MINI = replace(
     recipes=(*FRONTIER.recipes, "pretrain/frontier_mini.yaml"),
     cases=(frontier_case(512, 10.0), frontier_case(4096, 10.0)),
     rate_case=0,
+    learning_rates=(5e-4, 1e-3, 2e-3),  # wider models want lower ones
 )
 # The same of what was tried of the model: equal time on books, where improvements.md has equal steps.
 _IMPROVEMENTS = replace(
