@@ -44,7 +44,8 @@ class Run:
         """What the log of a finished run ends with: a digest of its arguments and of when what they name changed."""
         words = [word.rpartition("=")[2] for word in self.arguments if not word.startswith("--cache_dir=")]
         named = [path for word in words for path in glob.glob(word)]
-        files = [file for path in map(Path, named) for file in (path, *sorted(path.rglob("*")))]
+        # Whoever looks into the folder of a finished run touches its .lock.
+        files = [file for path in map(Path, named) for file in (path, *sorted(path.rglob("[!.]*")))]
         state = [self.arguments, [(str(file), file.stat().st_mtime_ns) for file in files if file.is_file()]]
         return hashlib.sha256(repr(state).encode()).hexdigest()[:16]
 

@@ -110,6 +110,9 @@ def test_files_behind_an_equals_sign_are_looked_at(make_run, tmp_path, flag):
     execute(run)
     execute(run)
     assert count(run) == 1
+    (folder / ".lock").touch()
+    execute(run)
+    assert count(run) == 1
     os.utime(file, ns=(1, 1))
     execute(run)
     assert count(run) == 2
