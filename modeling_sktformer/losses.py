@@ -1,8 +1,7 @@
 """
 Losses of the heads, which keep float64 and count what they average over once over all accumulated batches.
 
-`PreTrainedModel.loss_function` does not: it casts to float32, and divides the losses of several labels and of numbers
-by the batch that it sees.
+`PreTrainedModel.loss_function` does not: it casts to float32, and divides all but cross entropy by the batch it sees.
 """
 
 import torch
@@ -49,7 +48,8 @@ def classification_loss(
         several = "multi_label_classification" if labels.is_floating_point() else "single_label_classification"
         problem_type = "regression" if logits.shape[-1] == 1 else several
     is_single = problem_type == "single_label_classification"
-    if labels.numel() != (logits.shape[0] if is_single else logits.numel()):
+    shape = logits.shape[: 1 if is_single or logits.shape[-1] == 1 else 2]
+    if labels.shape not in (shape, (*shape, 1)):
         hint = "give one class index for each row of logits."
         if not is_single:
             hint = 'set `config.problem_type="single_label_classification"` for class indices.'

@@ -124,8 +124,9 @@ def count_encoder(model: PreTrainedModel, batch_size: int, length: int) -> float
     """
     Count the multiply-adds of a training step, without the optimizer's part, of what stands below a model's head.
 
-    Of a batch without padding, on any machine as on a GPU. Heads are left out: they read as many tokens as are masked,
-    whatever stands below them. `None` of an encoder that needs values to know what it computes, or to be made.
+    Of a batch without padding, on any machine the same: with the fused attention of GPUs, and SKTformer in the form
+    that processors choose. Heads are left out: they read as many tokens as are masked, whatever stands below them.
+    `None` of an encoder that needs values to know what it computes, or to be made.
     """
     # Some ask whether a token is special, as one that attends to all, others whether the mask keeps every token; the
     # wrong answer leads to what meta tensors do not have. Sizes may be computed by tensors, which are no meta tensors.

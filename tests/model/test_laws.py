@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import re
 from typing import Any
 
 import pytest
@@ -511,6 +512,25 @@ def test_losses_of_numbers_do_not_wait_for_their_device(labels):
     with NeverWait():
         for num_items in (None, 2):
             classification_loss(logits, labels, None, num_items).backward()
+
+
+@pytest.mark.parametrize(
+    ("shape", "problem", "others"),
+    [
+        ((2, 3), "multi_label_classification", [(3, 2), (6,), (2, 1), (2,)]),
+        ((2, 1), "regression", [(1, 2), (4,), ()]),
+        ((2, 3), "single_label_classification", [(1, 2), (2, 3), (3,)]),
+    ],
+)
+def test_labels_of_another_shape_are_refused_where_they_have_as_many_values(shape, problem, others):
+    logits = torch.zeros(shape)
+    fitting = [shape] if problem.startswith("multi") else [(2,), (2, 1)]
+    dtype = torch.long if problem.startswith("single") else torch.float
+    for labels in fitting:
+        assert classification_loss(logits, torch.zeros(labels, dtype=dtype), problem).isfinite()
+    for labels in others:
+        with pytest.raises(ValueError, match=rf"labels of shape {re.escape(str(labels))} do not fit"):
+            classification_loss(logits, torch.zeros(labels, dtype=dtype), problem)
 
 
 @pytest.mark.parametrize("pooling", ["mean", "mean_std"])

@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+from pathlib import Path
 
 import pytest
 from transformers import BertConfig, BertForMaskedLM
@@ -61,6 +62,10 @@ def test_lengthening_is_measured_by_both_rules(tmp_path, run, capsys):
     assert "of ours on text.txt, at its own length" in table
     assert f"| {rows[0][3]:.3f} " in table
     assert "```bash\npython analyze.py lengthening --train_file " in table
+    for file in make_tokenizer().save_pretrained(tmp_path / "words"):
+        (tmp_path / "ours" / Path(file).name).unlink()
+    run("--model_name_or_path", tmp_path / "ours", "--tokenizer_name", tmp_path / "words", "--factors", 2)
+    assert json.loads((tmp_path / "results" / "lengthening.json").read_text())["rows"] == results["rows"]
 
 
 def test_what_cannot_be_lengthened_is_refused(tmp_path, run, monkeypatch):

@@ -23,6 +23,7 @@ class LengtheningArguments:
     """What is lengthened."""
 
     model_name_or_path: str = flag("runs/quickstart", "A pre-trained SKTformer.")
+    tokenizer_name: str | None = flag(None, "Tokenizer: a folder or a name on the Hub. By default the checkpoint's.")
     factors: list[int] = flag([2, 4], "Multiples of its length.")
 
     def __post_init__(self) -> None:
@@ -43,7 +44,7 @@ def analyze(
     """
     logging.disable_progress_bar()
     name = arguments.model_name_or_path
-    tokenizer = load_tokenizer(name, False, MASKED_LM_TOKENS)
+    tokenizer = load_tokenizer(arguments.tokenizer_name or name, False, MASKED_LM_TOKENS)
     model = build_masked_lm(ModelArguments(model_name_or_path=name), tokenizer, 3, seed=0)
     if not isinstance(model, SKTformerForMaskedLM):
         raise UserError(f"{name} is of type {model.config.model_type}; only an SKTformer can be lengthened.")

@@ -67,8 +67,8 @@ HOW_TIMED = (
 )
 _TIMED = (
     f"{HOW_TIMED} Minutes in the pictures are steps times the measured time of a step.",
-    "- Multiply-adds are those of the encoder in forward and backward pass, counted as on a GPU: a cost that no "
-    "machine or load changes.",
+    "- Multiply-adds are those of the encoder in forward and backward pass, with the fused attention of GPUs, and "
+    "SKTformer in the form that processors choose: a cost that no machine or load changes.",
 )
 TABLES = {
     "frontier": Table(
