@@ -33,7 +33,8 @@ def main() -> None:
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise UserError("reproduce.py starts its runs itself: start it once, and say how with --launcher.")
     argv = sys.argv[1:]
-    command = parse_command(ARGUMENTS, __doc__, argv=["--table", *argv] if argv and argv[0][0] != "-" else argv)
+    is_named = bool(argv) and not argv[0].startswith("-")
+    command = parse_command(ARGUMENTS, __doc__, argv=["--table", *argv] if is_named else argv)
     arguments, _, results = command.groups
     if arguments.table not in TABLES:
         raise UserError(f"There is no table {arguments.table}; the tables are {', '.join(TABLES)}.")
@@ -42,6 +43,8 @@ def main() -> None:
     given = {name: value for name, value in command.given.items() if name in (*TEXT, "data_dir", "test_file")}
     if not given.keys() <= taken:
         raise UserError(f"The table {arguments.table} takes no --{' and no --'.join(sorted(given.keys() - taken))}.")
+    if lacking := sorted({flag for stage in table.stages for flag in stage.needs} - given.keys()):
+        raise UserError(f"The table {arguments.table} needs --{' and --'.join(lacking)}.")
     tokenizer = train_tokenizer(table, given, arguments) if "tokenizer_name" in taken else {}
     outcomes = run_stages(table.stages, given | tokenizer, arguments)
     print(write_table(arguments.table, table, outcomes, given, arguments.seeds, Path(results.results_dir)))

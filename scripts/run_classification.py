@@ -29,7 +29,7 @@ from experiments.arguments import CONFIGURATION, Command, UserError, load_recipe
 from experiments.classification.data import TextArguments, TextData, load_texts
 from experiments.classification.labels import SINGLE, checkpoint_problem, format_names
 from experiments.classification.metrics import METRICS, compute_metrics, measure, measure_baselines, probabilities
-from experiments.classification.report import record_test_scores, write_answers, write_text_card
+from experiments.classification.report import check_answers, write_answers, write_report, write_text_card
 from experiments.fine_tuning import (
     FineTuningArguments,
     Job,
@@ -41,9 +41,7 @@ from experiments.fine_tuning import (
     summarise_seeds,
     trial_folders,
 )
-from experiments.model_card import format_scores
 from experiments.models import CheckpointArguments, LoraArguments, add_lora, load_classifier, name_of_checkpoint
-from experiments.results import write_results
 from experiments.run_folder import ARGUMENTS_FILE, recorded_arguments
 from experiments.text import classifier
 from experiments.text.packing import count_tokens
@@ -64,8 +62,9 @@ def main() -> None:
         raise UserError(f"--baseline {texts.baseline} learns from the training texts; add --do_train.")
     if texts.test_file and not training.do_predict:
         logger.warning("--test_file is not read; add --do_train --do_eval --do_predict to do all three.")
-    if not (trains or training.do_eval or training.overwrite) and (folder / "predictions.csv").exists():
-        raise UserError(f"{folder} holds predictions; choose another --output_dir, or pass --overwrite.")
+    only_predicts = not (trains or training.do_eval)
+    if only_predicts:
+        check_answers(folder, checkpoint.model_name_or_path, training.overwrite)
 
     if not (trains or texts.max_seq_length or texts.excerpt_length):
         texts.max_seq_length = trained_length(checkpoint.model_name_or_path)
@@ -114,9 +113,8 @@ def main() -> None:
             results |= {f"{name}, {answer}": values for answer, values in answers.items()}
         if training.should_save:
             write_answers(folder, data, name, chances, texts.label_separator or ",")
-    if training.should_save and results:
-        record_test_scores(folder, results)
-        print(write_results(folder / "report", results, [format_scores(results)]), end="")
+    if training.should_save:
+        print(write_report(folder, results, is_added=only_predicts), end="")
     if job:  # again, with what has been written since
         progress.upload_run(training, folder, "Evaluated")
 

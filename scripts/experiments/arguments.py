@@ -14,6 +14,7 @@ import errno
 import json
 import math
 import os
+import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -213,6 +214,14 @@ def recipe_to_flags(recipe: dict[str, Any]) -> list[str]:
         else:
             flags.append(f"--{key}={json.dumps(value) if isinstance(value, dict) else value}")
     return flags
+
+
+def split_words(flag: str, text: str) -> list[str]:
+    """The words of a flag's value as a shell splits them; a `UserError` if a quotation does not end."""
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise UserError(f"--{flag} {text!r} cannot be split into words ({one_line(error)}); mend it.") from error
 
 
 def flag_values(flags: Sequence[str]) -> dict[str, str | None]:

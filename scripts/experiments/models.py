@@ -174,6 +174,12 @@ def fit_length(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_l
     tokenizer.model_max_length = max(max_length, longest or tokenizer.model_max_length)
 
 
+def label_names(config: PreTrainedConfig) -> list[str]:
+    """The names of a checkpoint's labels by their numbers, whatever their order in its file."""
+    names: Any = config.id2label or {}
+    return [names[number] for number in sorted(names)]
+
+
 def load_tokenizer(
     name: str, trust_remote_code: bool, needed: Sequence[str], revision: str = "main"
 ) -> PreTrainedTokenizerBase:
@@ -234,7 +240,7 @@ def load_classifier(
         _refuse_adapter(arguments)
         config = _load_config(arguments, MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, "sequence-classification")
         poolings = [getattr(c, "classifier_pooling", None) for c in (load_trained_config(arguments), config)]
-        trained_labels, trained_words = config.num_labels, list((config.id2label or {}).values())
+        trained_labels, trained_words = config.num_labels, label_names(config)
         config.label2id = {word: number for number, word in enumerate(labels or [regression_label])}
         config.id2label = {number: word for word, number in config.label2id.items()}
         config.problem_type = "single_label_classification" if labels else "regression"

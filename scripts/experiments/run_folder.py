@@ -125,7 +125,7 @@ def claim_run_folder(
     Hold a folder that [`check_run_folder`] has let pass, for as long as the run lasts; yields what that returns.
 
     `run.json` then says what the run is, and `arguments.yaml` how it was started ([`recorded_arguments`]). A folder
-    that was new, or is overwritten, is left as it was if the run ends with a `UserError` before its first checkpoint.
+    that was new, or is overwritten, is left as it was if the run ends with an error before its first checkpoint.
     Raises a `UserError` if another process holds the folder, or it cannot be written.
     """
     folder = Path(folder)
@@ -153,7 +153,7 @@ def claim_run_folder(
             write_atomically(folder / ARGUMENTS_FILE, yaml.safe_dump(arguments, sort_keys=False, allow_unicode=True))
         try:
             yield state
-        except UserError:
+        except Exception:
             # What is finished stays, and so do runs in folders of this one, which are its work.
             done = [find_checkpoint(folder), *folder.glob(METRICS_FILE), *folder.glob(f"[!.]*/{RUN_FILE}")]
             if state == "new" and not any(done):

@@ -4,6 +4,7 @@ import glob
 import hashlib
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from experiments.arguments import ROOT, UserError, flag_values
+from experiments.arguments import ROOT, UserError, flag_values, split_words
 from experiments.run_folder import METRICS_FILE
 
 
@@ -43,7 +44,7 @@ class Run:
     def mark(self) -> str:
         """What the log of a finished run ends with: a digest of its arguments and of when what they name changed."""
         words = [word.rpartition("=")[2] for word in self.arguments if not word.startswith("--cache_dir=")]
-        named = [path for word in words for path in glob.glob(word)]
+        named = [path for word in words for path in glob.glob(os.path.expanduser(word), recursive=True)]
         # Whoever looks into the folder of a finished run touches its .lock.
         files = [file for path in map(Path, named) for file in (path, *sorted(path.rglob("[!.]*")))]
         state = [self.arguments, [(str(file), file.stat().st_mtime_ns) for file in files if file.is_file()]]
@@ -70,10 +71,17 @@ def read_runs(path: str | Path) -> dict[str, tuple[str, ...]]:
 
 
 def choose_launcher(launcher: str | None) -> list[str]:
-    """What starts a run: plain Python on one device; on several it would multiply the batch by their number."""
+    """
+    What starts a run: plain Python on one device; on several it would multiply the batch by their number.
+
+    A `UserError` if the `launcher` is no program.
+    """
     several = torch.accelerator.is_available() and torch.accelerator.device_count() > 1
     default = [sys.executable, *(["-m", "accelerate.commands.launch"] if several else [])]
-    return default if launcher is None else shlex.split(launcher)
+    words = default if launcher is None else split_words("launcher", launcher)
+    if not words or shutil.which(words[0]) is None:
+        raise UserError(f"--launcher {launcher!r} names no program that can be started.")
+    return words
 
 
 class Children:
@@ -162,8 +170,13 @@ def _execute(
     run: Run, launcher: Sequence[str], tolerated: str | None, environment: dict[str, str], children: Children
 ) -> None:
     command = [*launcher, str(ROOT / "scripts" / run.script), *run.arguments, "--output_dir", str(run.folder)]
-    run.folder.parent.mkdir(parents=True, exist_ok=True)
-    with run.log.open("ab") as log:
+    mark = run.mark  # what changes while it runs is not what it has read
+    try:
+        run.folder.parent.mkdir(parents=True, exist_ok=True)
+        log = run.log.open("ab")
+    except OSError as error:
+        raise UserError(f"--output_dir: {run.folder.parent} cannot be written ({error.strerror}).") from error
+    with log:
         log.write(f"{shlex.join(command)}\n".encode())
         log.flush()
         begin = log.tell()
@@ -175,7 +188,7 @@ def _execute(
             # Launchers print a traceback of their own behind the script's line.
             reason = ([line for line in lines if ": error: " in line] or lines)[-1].strip()
             raise UserError(f"The run {run.folder.name} failed ({reason}); all of its output is in {run.log}.")
-        log.write(f"{'passed over' if passed else 'finished'} {run.mark}\n".encode())
+        log.write(f"{'passed over' if passed else 'finished'} {mark}\n".encode())
 
 
 def _is_done(run: Run, tolerated: str | None) -> bool:

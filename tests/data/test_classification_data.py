@@ -79,6 +79,11 @@ def test_text_and_label_are_found_by_their_names_or_by_their_kind():
         (("text", "label"), {"text_column": "body"}, "--text_column body"),
         (("text", "label"), {"label_column": "class"}, "--label_column class"),
         (("text", "label"), {"text_column": "text", "text_pair_column": "text"}, "name a column twice"),
+        (
+            ("label", "y"),
+            {"text_column": "label", "label_column": "y"},
+            "where labels are to stand; rename it: my.csv has",
+        ),
     ],
 )
 def test_columns_that_may_be_several_are_asked_for_by_name(columns, flags, message):
@@ -99,6 +104,7 @@ def test_columns_that_may_be_several_are_asked_for_by_name(columns, flags, messa
         ([0.5, 1.0, 2.25] * 4, {}, REGRESSION, ()),
         ([1, 2, 3] * 4, {"problem_type": "regression"}, REGRESSION, ()),
         ([1.0, 2.0] * 4, {"problem_type": "single_label_classification"}, SINGLE, ("1", "2")),
+        ([1000000.0, 1000001.0] * 4, {"problem_type": "single_label_classification"}, SINGLE, ("1000000", "1000001")),
         ([["x", "y"], [], ["y"]] * 4, {}, MULTI, ("x", "y")),
         (["x;y", "", "y; z"] * 4, {"label_separator": ";"}, MULTI, ("x", "y", "z")),
     ],
@@ -273,6 +279,9 @@ def test_labels_come_from_names_of_files_or_folders(write, load, tmp_path):
         load(train_file=pattern)
     unlabelled = load(by_name.problem, test_file=pattern)
     assert unlabelled.parts["test"].labels is None
+    twice = [str(tmp_path / "books" / "poe" / "poe_first.txt"), pattern, str(tmp_path / "books" / "*" / "*_first.txt")]
+    once = load_texts(TextArguments(test_file=twice), ["test"], make_tokenizer(), by_name.problem)
+    assert sorted(once.parts["test"].rows["file"]) == sorted(unlabelled.parts["test"].rows["file"])
     write("", "books/empty.txt")
     with pytest.raises(UserError, match=r"empty\.txt is empty"):
         load(by_name.problem, test_file=str(tmp_path / "books" / "empty.txt"))
@@ -356,6 +365,11 @@ def test_excerpts_may_be_cut_from_a_table_that_numbers_some_already(write, load)
     assert list(data.parts["train"].rows["excerpt"]) == [1, 2, 3] * 8
 
 
+def test_excerpts_of_a_column_that_is_called_so_are_refused(write, load):
+    with pytest.raises(UserError, match="has its texts in `excerpt`, where --excerpt_length writes numbers; rename"):
+        load(train_file=write([{"excerpt": "cat", "label": "a"}] * 4), text_column="excerpt", excerpt_length=10)
+
+
 def test_a_text_without_tokens_gives_no_excerpt(write, load):
     rows = [row | {"text": "\u200b\u200b"} if n == 1 else row for n, row in enumerate(rows_of(["a", "b"] * 10))]
     with pytest.raises(UserError, match=r"row 2 has no tokens in `text`; leave it out\.$"):
@@ -434,4 +448,10 @@ def test_a_baseline_of_words_needs_words(write, load):
     rows = [{"text": "! ?", "label": label} for label in ["a", "b"] * 6]
     data = load(train_file=write("".join(json.dumps(row) + "\n" for row in rows)))
     with pytest.raises(UserError, match="--baseline tfidf finds no word in the training texts"):
+        measure_baselines(data, with_tfidf=True)
+
+
+def test_a_baseline_of_words_needs_two_labels(write, load):
+    data = load(train_file=write(rows_of(["a"] * 10 + ["b"] * 2)), max_train_samples=4)
+    with pytest.raises(UserError, match="--baseline tfidf finds a single label in the training texts; leave it out"):
         measure_baselines(data, with_tfidf=True)

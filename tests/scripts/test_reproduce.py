@@ -414,6 +414,14 @@ def test_a_second_stage_starts_from_the_runs_of_the_first(make, stage, tmp_path)
         (["--search_steps", 0], "--search_steps is 0"),
         (["--data_dir", "x"], "The table test takes no --data_dir"),
         (["--learning_rate", 1], "unrecognized|--learning_rate"),
+        (["--run_flags", "--x 'y"], r"--run_flags .* cannot be split into words \(No closing quotation\)"),
+        (["--run_flags=--max_steps 50"], "leave --max_steps out; the table says how long its runs are"),
+        (["--run_flags=--num-train-epochs=2"], "leave --num_train_epochs out; the table says"),
+        (["--run_flags=--learning_rate=1"], "leave --learning_rate out; each row has one of its own"),
+        (["--run_flags=--x 1 --seeds 2"], "leave --seeds out; a run is one model"),
+        (["--run_flags=--search"], "leave --search out; a run is one model"),
+        (["--run_flags=--seed 3"], "leave --seed out; --seeds of this command"),
+        (["--run_flags=--output_dir x"], "leave --output_dir out; --output_dir of this command"),
     ],
 )
 def test_flags_that_cannot_be_meant_are_refused(make, stage, flags, message):
@@ -421,9 +429,34 @@ def test_flags_that_cannot_be_meant_are_refused(make, stage, flags, message):
         make([stage], *flags)
 
 
+def test_a_table_without_a_choice_of_rates_takes_none(make, stage):
+    for flag in ("--learning_rates", "--search_steps"):
+        with pytest.raises(UserError, match="The table test searches no learning rate; leave --learning_rates and"):
+            make([replace(stage, learning_rates=())], flag, 1)
+
+
+def test_what_a_later_stage_needs_is_asked_for_before_the_first(make, stage, tmp_path):
+    with pytest.raises(UserError, match="The table test needs --validation_file"):
+        make([stage, replace(stage, needs=("train_file", "validation_file"))], "--train_file", tmp_path / "rows.txt")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_search_of_fewer_steps_is_not_as_long_as_all_runs(make, stage, tmp_path):
+    flags = ["--run_flags", "--num_train_epochs 3 --bf16", "--search_steps", 7, "--seeds", 0]
+    make([replace(stage, cases=(Case("All", "all"),))], *flags)
+    search, run = (
+        (tmp_path / "out" / "first" / f"ours-all-{name}.log").read_text() for name in ("7-0.1-100", "0.001-0")
+    )
+    assert [words in search for words in (" --bf16 ", " --max_steps 7 ", "num_train_epochs")] == [True, True, False]
+    assert [words in run for words in (" --num_train_epochs 3 --bf16 ", "max_steps")] == [True, False]
+
+
 def test_only_one_process_makes_a_table(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["reproduce.py", "nothing"])
     with pytest.raises(UserError, match="There is no table nothing; the tables are pretraining, "):
+        reproduce.main()
+    monkeypatch.setattr(sys, "argv", ["reproduce.py", ""])
+    with pytest.raises(UserError, match="There is no table ; the tables are pretraining, "):
         reproduce.main()
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(UserError, match="start it once"):
@@ -506,7 +539,9 @@ def test_models_are_pre_trained_and_fine_tuned_alike(tmp_path, monkeypatch, smal
         assert results["columns"][1]["values"][row] == [read_metrics(folder)["eval_loss"] for folder in pretrained]
         scores = []
         (chosen,) = results["columns"][5]["values"][row]
-        searched = {rate: tmp_path / "out" / "glue" / f"{row}-cola-4-{rate:g}-100" / "cola" for rate in (1e-3, 2e-3)}
+        searched = {
+            rate: tmp_path / "out" / "glue" / f"{row}-cola-4-{rate:g}-100-from-0" / "cola" for rate in (1e-3, 2e-3)
+        }
         losses = {f"{rate:g}": read_metrics(folder)["eval_loss"] for rate, folder in searched.items()}
         assert min(losses, key=losses.__getitem__) == f"{chosen:g}"
         for task in ("cola", "stsb"):

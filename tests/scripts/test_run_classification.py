@@ -295,6 +295,44 @@ def test_a_trained_model_evaluates_and_predicts_alone_as_pipelines_do(run, files
         run("--validation_file", other, "--do_eval", "--output_dir", tmp_path / "other", model=trained)
 
 
+def test_predictions_leave_other_folders_and_runs_alone(run, files, tmp_path):
+    """Scores of one model never come to stand in the folder of another."""
+    one = run("--train_file", files / "train.csv", epochs=8).rename(tmp_path / "one")
+    other = run("--train_file", files / "train.csv", epochs=1).rename(tmp_path / "other")
+    before = files_below(one)
+    labelled = ["--test_file", files / "test.csv", "--do_predict"]
+    unlabelled = ["--test_file", files / "unlabelled.csv", "--do_predict"]
+    with pytest.raises(
+        UserError, match=r"one holds files that are no predictions of .*other \(.*`README.md`.* more\)"
+    ):
+        run(*labelled, "--overwrite", "--output_dir", one, model=other)
+    assert files_below(one) == before
+    with pytest.raises(UserError, match=r"train\.csv is a file; name a folder"):
+        run(*labelled, "--output_dir", files / "train.csv", model=other)
+    report = json.loads((one / "report.json").read_text())
+    run(*labelled, "--output_dir", one, model=one)
+    added = json.loads((one / "report.json").read_text())
+    assert added.keys() > report.keys() == {"validation, this model", "validation, always the same"}
+    assert read_metrics(one)["test_accuracy"] == added["test, this model"]["accuracy"]
+    folder = run(*labelled, model=other)
+    assert {"report.md", "report.json", "test_confusion.csv"} <= {path.name for path in folder.iterdir()}
+    run(*unlabelled, "--overwrite", model=one)  # of which nothing is known but the predictions
+    assert {path.name for path in folder.iterdir()} == {"predictions.csv"}
+
+
+def test_labels_are_read_by_their_numbers(run, files, tmp_path):
+    """A file of JSON may be sorted by its keys, which are words: 0, 1, 10, 2."""
+    names = [f"label {number:02}" for number in range(12)]
+    texts = {"text": [make_text(number) for number in range(24)], "label": names * 2}
+    trained = run("--train_file", write_table(tmp_path / "many.csv", texts), epochs=1).rename(tmp_path / "trained")
+    flags = ["--test_file", tmp_path / "many.csv", "--do_predict", "--output_dir"]
+    run(*flags, tmp_path / "before", model=trained)
+    config = json.loads((trained / "config.json").read_text())
+    (trained / "config.json").write_text(json.dumps(config, sort_keys=True))
+    run(*flags, tmp_path / "after", model=trained)
+    assert read_table(tmp_path / "after" / "predictions.csv") == read_table(tmp_path / "before" / "predictions.csv")
+
+
 def test_an_untrained_head_predicts_nothing(run, files):
     with pytest.raises(UserError, match="has no classification head"):
         run("--test_file", files / "unlabelled.csv", "--do_predict")
@@ -384,7 +422,7 @@ def test_other_architectures_read_pairs_of_texts(run, tmp_path, config, model_cl
         (["--do_predict"], "no texts for test; give --test_file"),
         (["--problem_type", "regression", "--label_column", "id", "--label_smoothing_factor", 0.1], "single labels"),
         (
-            ["--excerpt_length", 8, "--text_pair_column", "label", "--text_column", "text", "--label_column", "id"],
+            ["--excerpt_length", 8, "--text_pair_column", "id", "--text_column", "text", "--label_column", "label"],
             "pairs",
         ),
     ],

@@ -146,18 +146,19 @@ def test_a_mistake_before_the_first_checkpoint_leaves_what_was_to_be_overwritten
     write_json(folder / "trial" / "run.json", {})  # a run in this one's folder
     before = files_of(folder)
 
-    def replace(*made):
+    def replace(*made, error):
         with claim_run_folder(folder, identity(seed=2), {}, overwrite=True):
             assert folder_state(folder, identity(seed=2)) == "resumed"
             for name in made:
                 write_json(folder / name, {})
-            raise UserError("wrong")
+            raise error
 
+    for error in (UserError("wrong"), RuntimeError("out of memory, which is wrong")):
+        with pytest.raises(type(error), match="wrong"):
+            replace("tokenizer/tokenizer.json", error=error)
+        assert files_of(folder) | {Path(".lock"): ""} == before | {Path(".lock"): ""}
     with pytest.raises(UserError, match="wrong"):
-        replace("tokenizer/tokenizer.json")
-    assert files_of(folder) | {Path(".lock"): ""} == before | {Path(".lock"): ""}
-    with pytest.raises(UserError, match="wrong"):
-        replace("tokenizer/tokenizer.json", "checkpoint-2/trainer_state.json")
+        replace("tokenizer/tokenizer.json", "checkpoint-2/trainer_state.json", error=UserError("wrong"))
     assert sorted(path.name for path in folder.iterdir() if path.name != ".lock") == [
         "arguments.yaml", "checkpoint-2", "run.json", "tokenizer"
     ]  # fmt: skip

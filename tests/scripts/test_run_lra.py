@@ -463,6 +463,7 @@ def test_a_checkpoint_in_half_precision_is_trained_in_whole(model_type, tmp_path
         for is_masked_lm in loads:
             saved = LraModelArguments(model_name_or_path=str(folder))
             model = build_model(saved, task, 64, False, seed=1, is_masked_lm=is_masked_lm)
+            assert is_masked_lm or model.has_new_head == guesses
             assert {weight.dtype for weight in model.parameters()} == {torch.float32}
 
 

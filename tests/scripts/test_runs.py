@@ -100,6 +100,32 @@ def test_what_may_have_changed_is_asked_for_again(make_run, tmp_path):
     assert run.log.read_text().count("--output_dir") == 10  # logs of earlier starts are kept
 
 
+def test_what_changes_while_a_run_reads_it_is_asked_for_again(make_run, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("x: 1")
+    run = make_run("a", "--recipe", "~/recipe.yaml")
+    start = Children.run
+
+    def change(children, command, **options):
+        status = start(children, command, **options)
+        os.utime(recipe, ns=(1, 1))
+        return status
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Children, "run", change)
+        execute(run)
+    for _ in range(2):
+        execute(run)
+    assert count(run) == 2
+
+
+def test_runs_in_a_place_that_is_no_folder_are_refused(tmp_path):
+    (tmp_path / "out").write_text("")
+    with pytest.raises(UserError, match=r"--output_dir: .*out cannot be written"):
+        execute(Run("script.py", (), tmp_path / "out" / "a"))
+
+
 @pytest.mark.parametrize("flag", ["--recipe={}", "--train_file={}/*.txt", "--model_name_or_path={}"])
 def test_files_behind_an_equals_sign_are_looked_at(make_run, tmp_path, flag):
     folder = tmp_path / "text"
@@ -195,7 +221,10 @@ def test_several_devices_are_used_by_a_launcher(monkeypatch, devices, launches):
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: devices > 0)
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: devices)
     assert choose_launcher(None) == [sys.executable, *(["-m", "accelerate.commands.launch"] if launches else [])]
-    assert choose_launcher("torchrun --nproc_per_node 2") == ["torchrun", "--nproc_per_node", "2"]
+    assert choose_launcher(f"{sys.executable} -m 'a b'") == [sys.executable, "-m", "a b"]
+    for launcher, message in (("nosuch -x", "'nosuch -x' names no program"), ("", "''"), ("a 'b", "No closing quot")):
+        with pytest.raises(UserError, match=f"--launcher .*{message}"):
+            choose_launcher(launcher)
 
 
 def test_results_name_the_settings_of_the_allocator(monkeypatch):

@@ -5,7 +5,6 @@ The fewer tokens and columns a matrix's energy is gathered in, the better a rand
 paper's reason for a smoother.
 """
 
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,7 @@ from tqdm import tqdm
 from transformers import AutoModelForSequenceClassification
 
 from experiments import results
-from experiments.arguments import CONFIGURATION, UserError, flag, parse_command, require_at_least
+from experiments.arguments import CONFIGURATION, UserError, flag, parse_command, require_at_least, split_words
 from experiments.fine_tuning import read_metrics
 from experiments.lra.examples import collate
 from experiments.lra.jobs import LraTrainingArguments
@@ -86,7 +85,7 @@ def analyze(arguments: IncoherenceArguments, places: results.ResultsArguments) -
     runs = {}
     for task in arguments.tasks:
         words = [word.format(task=task, configuration=CONFIGURATION) for word in read_runs(RUNS)["SKTformer"]]
-        flags = (*words, *shlex.split(arguments.run_flags.replace("{task}", task)))
+        flags = (*words, *split_words("run_flags", arguments.run_flags.replace("{task}", task)))
         runs[task] = Run("run_lra.py", flags, Path(arguments.output_dir) / task)
         _check_model(task, flags, arguments)
     execute_runs(list(runs.values()), choose_launcher(None), "incoherence")

@@ -142,6 +142,8 @@ def load_texts(
     columns, label = find_columns(first, rows, arguments, label_needed=list(sources) != ["test"])
     if arguments.excerpt_length and len(columns) > 1:
         raise UserError(f"--excerpt_length cuts single texts, and {first} has pairs; leave it out.")
+    if arguments.excerpt_length and columns[0] == "excerpt":
+        raise UserError(f"{first} has its texts in `excerpt`, where --excerpt_length writes numbers; rename it.")
     kind = known.kind if known else arguments.problem_type
     kind = kind if kind != "auto" else find_kind(first, rows, str(label), arguments.label_separator)
     problem, parts, held_out = known or Problem(kind, ()), {}, ""
@@ -191,7 +193,10 @@ def find_columns(
     texts = texts or [name for name in others if _holds_words(rows, name)]
     if len(texts) != 1:
         raise UserError(f"No column is plainly the text; name it with --text_column (and --text_pair_column): {has}")
-    return ((texts[0], pair) if pair else (texts[0],)), labels[0] if labels else None
+    columns = (texts[0], pair) if pair else (texts[0],)
+    if "label" in columns:
+        raise UserError(f"Texts cannot stand in a column `label`, where labels are to stand; rename it: {has}")
+    return columns, labels[0] if labels else None
 
 
 def _holds_words(rows: Dataset, column: str) -> bool:
@@ -220,7 +225,8 @@ def _read_sources(arguments: TextArguments, wanted: Sequence[str]) -> dict[str, 
 
 def _read_files(given_by: str, patterns: Sequence[str], arguments: TextArguments) -> tuple[str, Dataset]:
     """The rows of a table or of .txt files, with what to call them."""
-    files = [file for pattern in patterns for file in find_files(pattern)]
+    found = {Path(file).resolve(): file for pattern in patterns for file in find_files(pattern)}
+    files = list(found.values())  # each once, also where patterns overlap
     if all(file.endswith(".txt") for file in files):
         rows = _read_text_files(given_by, files, arguments.label_from_file_name)
         return f"{Path(files[0]).parent} ({len(files)} .txt files)", rows

@@ -9,7 +9,7 @@ from typing import Any
 from datasets import ClassLabel, Dataset
 
 from experiments.arguments import UserError
-from experiments.models import CheckpointArguments, load_trained_config
+from experiments.models import CheckpointArguments, label_names, load_trained_config
 
 
 logger = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ def format_names(names: Sequence[str], limit: int = 10) -> str:
 def checkpoint_problem(checkpoint: CheckpointArguments) -> Problem:
     """What a fine-tuned checkpoint predicts; labels without names of their own are called by their numbers."""
     config = load_trained_config(checkpoint)
-    names = [str(name).removeprefix("LABEL_") for name in (config.id2label or {}).values()]
+    names = [str(name).removeprefix("LABEL_") for name in label_names(config)]
     kind = config.problem_type or (REGRESSION if len(names) == 1 else SINGLE)
     return Problem(kind, () if kind == REGRESSION else tuple(names))
 
@@ -98,7 +98,8 @@ def read_labels(source: str, rows: Dataset, column: str, kind: str, separator: s
         if isinstance(feature, ClassLabel):  # -1 is how data sets of the Hub hide labels
             names = [feature.names[number] for number in several if number >= 0]
         else:
-            names = [f"{name:g}" if isinstance(name, float) else str(name).strip() for name in several]
+            numbers = (int(n) if isinstance(n, float) and n.is_integer() else n for n in several)
+            names = [str(name).strip() for name in numbers]
         names = [name for name in names if name]
         if len(set(names)) < len(names) or (kind == SINGLE and len(names) > 1):
             raise ValueError

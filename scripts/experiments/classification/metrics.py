@@ -93,6 +93,8 @@ def _predict_tfidf(
     frequencies = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True)
     if not any(map(frequencies.build_analyzer(), texts)):
         raise UserError("--baseline tfidf finds no word in the training texts; leave it out.")
+    if problem.kind == SINGLE and len(np.unique(labels)) < 2:
+        raise UserError("--baseline tfidf finds a single label in the training texts; leave it out.")
     model = make_pipeline(frequencies, learner).fit(texts, labels)
     if problem.kind == REGRESSION:
         return {name: model.predict(rows).reshape(-1, 1) for name, rows in others.items()}

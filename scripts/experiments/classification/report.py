@@ -9,13 +9,41 @@ import numpy as np
 import pandas as pd
 from sklearn.metrics import confusion_matrix
 
+from experiments.arguments import UserError
 from experiments.classification.data import TextArguments, TextData
 from experiments.classification.labels import MULTI, SINGLE, Problem, format_names
 from experiments.classification.metrics import METRICS, average_documents, decide
-from experiments.model_card import example_input, write_classifier_card
+from experiments.fine_tuning import best_trial, trial_folders
+from experiments.model_card import example_input, format_scores, write_classifier_card
 from experiments.plots import plot_confusion_matrix
-from experiments.results import read_json, write_atomically, write_json
+from experiments.results import read_json, write_atomically, write_json, write_results
 from experiments.run_folder import METRICS_FILE
+
+
+_TEST_FILES = ("predictions.csv", "documents.csv", "test_confusion.csv", "test_confusion.png")
+_SCORE_FILES = ("report.md", "report.json", "all_results.json")
+
+
+def check_answers(folder: Path, model: str, overwrite: bool) -> None:
+    """
+    Check that a folder may take predictions of a model without a run of their own.
+
+    It may be new, hold an earlier prediction, or be the folder of the model or of the trials that it is the best of,
+    whose scores these are. Raises a `UserError` if it holds something else, or predictions without `overwrite`.
+    """
+    if not folder.exists():
+        return
+    if not folder.is_dir():
+        raise UserError(f"--output_dir {folder} is a file; name a folder.")
+    is_several = len(trial_folders(folder)) > 1
+    own = {folder.resolve(), best_trial(folder).resolve() if is_several else folder.resolve()}
+    files = {path.name for path in folder.iterdir() if not path.name.startswith(".")}
+    others = sorted(files - {*_TEST_FILES, *_SCORE_FILES})
+    if others and Path(model).resolve() not in own:
+        what = f"holds files that are no predictions of {model} ({format_names(others, 3)})"
+        raise UserError(f"--output_dir {folder} {what}; choose another folder.")
+    if (folder / "predictions.csv").exists() and not overwrite:
+        raise UserError(f"{folder} holds predictions; choose another --output_dir, or pass --overwrite.")
 
 
 def write_answers(folder: Path, data: TextData, name: str, chances: np.ndarray, separator: str) -> None:
@@ -27,6 +55,8 @@ def write_answers(folder: Path, data: TextData, name: str, chances: np.ndarray, 
     `confusion.csv` and `confusion.png`: how often each label (rows) was taken for each (columns).
     """
     part, problem = data.parts[name], data.problem
+    for earlier in _TEST_FILES if name == "test" else ():
+        (folder / earlier).unlink(missing_ok=True)
     if part.labels is not None and problem.kind == SINGLE:
         counts = confusion_matrix(part.labels, decide(problem, chances), labels=range(len(problem.labels)))
         file = folder / ("test_confusion" if name == "test" else "confusion")
@@ -48,8 +78,24 @@ def write_answers(folder: Path, data: TextData, name: str, chances: np.ndarray, 
         write_atomically(folder / file_name, rows.to_csv(index=False))
 
 
-def record_test_scores(folder: Path, results: Mapping[str, Mapping[str, float]]) -> None:
-    """Add what was measured on the test part, if it has labels, to the run's metrics."""
+def write_report(folder: Path, results: Mapping[str, Mapping[str, float]], is_added: bool) -> str:
+    """
+    Write `report.md` and `.json`, and add what was measured on a labelled test part to the run's metrics.
+
+    If it `is_added` by a prediction, the other rows of a finished run's report stay. A prediction without labels
+    leaves none of an earlier prediction.
+    """
+    file, is_finished = folder / "report.json", (folder / METRICS_FILE).is_file()
+    known = read_json(file) if is_added and is_finished and file.is_file() else {}
+    if not (rows := {**known, **results}):
+        for name in _SCORE_FILES:
+            (folder / name).unlink(missing_ok=True)
+        return ""
+    _record_test_scores(folder, results)
+    return write_results(folder / "report", rows, [format_scores(rows)])
+
+
+def _record_test_scores(folder: Path, results: Mapping[str, Mapping[str, float]]) -> None:
     scores = {row.removeprefix("test, "): values for row, values in results.items() if row.startswith("test, ")}
     if not scores:
         return

@@ -46,6 +46,7 @@ _AUTHORSHIP_SHORT = Stage(
     runs="authorship_short.txt",
     recipes=tuple(f"classification/{name}.yaml" for name in ("base", "long_documents", "short_excerpts")),
     data=("train_file", "validation_file", "test_file", "cache_dir"),
+    needs=("train_file", "test_file"),
     cases=(_excerpts(128, 512, batch=32, max_steps=1200),),
     measures=(Measure("excerpts of 128 tokens right (%)", "test_accuracy", "highest", ".1f", 100),),
     learning_rates=(1e-3,),

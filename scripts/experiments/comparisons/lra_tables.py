@@ -62,7 +62,10 @@ def _whole(task: str) -> Table:
     rows = tuple((name, f"published.rows.{name}") for name in ROWS)
     measures = (_accuracy("accuracy (%)", rows=rows), *_costs(ROWS))
     table = _table(task, "the paper's recipe", _stage(task, "", "lra", (Case(_TITLES[task]),), measures))
-    note = "- SKTformer-best has the paper's best values, `configuration/lra/best`; it is no preset."
+    note = (
+        f"- SKTformer-best has the paper's best values and no preset's: `configuration/lra/best/{task}.yaml`, with "
+        "passes and weight decay of its own where that says so."
+    )
     # A training is cut short by a flag of all runs, which has to be seen.
     text = f"{{0[num_train_epochs]}} passes over the training part, {table.text}"
     return replace(table, text=text, notes=(note, *table.notes))

@@ -2,7 +2,6 @@
 
 import itertools
 import math
-import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, replace
 from pathlib import Path
@@ -17,6 +16,7 @@ from experiments.arguments import (
     load_recipe,
     recipe_to_flags,
     require_at_least,
+    split_words,
 )
 from experiments.results import read_json
 from experiments.run_folder import METRICS_FILE
@@ -126,6 +126,7 @@ class Stage:
     data: tuple[str, ...]  # the flags of data that the script takes
     cases: tuple[Case, ...]
     measures: tuple[Measure, ...]
+    needs: tuple[str, ...] = ()  # those without which it would fail behind earlier stages
     result: str = METRICS_FILE  # in the folder of a run; {case} stands for the name of the case
     learning_rates: tuple[float, ...] = ()  # each row that does not say its own gets the best of these
     search_steps: int | None = None  # that choose it by their evaluation loss, by default as many as are compared
@@ -182,8 +183,10 @@ class Table:
         return next((case.minutes for stage in self.stages for case in stage.cases if case.minutes), None)
 
     def with_arguments(self, arguments: ComparisonArguments) -> "Table":
-        """The same with the rows, flags and minutes that are asked for; a `UserError` where no time is set."""
-        stages = [replace(stage, run_flags=tuple(shlex.split(arguments.run_flags))) for stage in self.stages]
+        """The same with what is asked for; a `UserError` for what would not hold for all of its runs."""
+        run_flags = tuple(split_words("run_flags", arguments.run_flags))
+        self._refuse(arguments, {name.replace("-", "_") for name in flag_values(run_flags)})
+        stages = [replace(stage, run_flags=run_flags) for stage in self.stages]
         if arguments.rows is not None:
             stages[-1] = replace(stages[-1], only=tuple(arguments.rows))
         if arguments.minutes:
@@ -194,6 +197,25 @@ class Table:
                 for s in stages
             ]
         return replace(self, stages=tuple(stages))
+
+    def _refuse(self, arguments: ComparisonArguments, further: set[str]) -> None:
+        cases = [case for stage in self.stages for case in stage.cases]
+        refused = {
+            "output_dir": "--output_dir of this command says it",
+            "seed": "--seeds of this command says it",
+            "seeds": "a run is one model, and --seeds of this command says how often there is one",
+            "search": "a run is one model",
+        }
+        if any(stage.learning_rates for stage in self.stages):
+            refused["learning_rate"] = "each row has one of its own, of --learning_rates of this command"
+        elif arguments.learning_rates or arguments.search_steps:
+            what = "--learning_rates and --search_steps"
+            raise UserError(f"The table {arguments.table} searches no learning rate; leave {what} out.")
+        if any(case.max_steps or case.minutes for case in cases):
+            refused |= dict.fromkeys(("max_steps", "num_train_epochs"), "the table says how long its runs are")
+        for name in refused:
+            if name in further:
+                raise UserError(f"--run_flags {arguments.run_flags!r}: leave --{name} out; {refused[name]}.")
 
 
 @dataclass
@@ -300,20 +322,23 @@ class _StageRuns:
 
     def plan(self, name: str, case: Case, rate: float | None, seed: int = SEARCH_SEED) -> Run:
         """One run of a row."""
-        row = list(self.rows[name])
+        row, started_from = list(self.rows[name]), ""
         if self.earlier and start_of(row):
             start = next(outcome for (of, _), outcome in self.earlier.items() if of == start_of(row))
-            number = self.arguments.seeds.index(seed) if seed in self.arguments.seeds else 0
-            row[row.index("--model_name_or_path") + 1] = str(start.folders[number])
+            first, *_ = seeds = self.arguments.seeds
+            row[row.index("--model_name_or_path") + 1] = str(start.folders[seeds.index(seed) if seed in seeds else 0])
+            started_from = "" if seed in seeds else f"from-{first}"
         recipes = [str(CONFIGURATION / path) for path in self.stage.recipes]
         flags = ["--recipe", *recipes] if recipes else []
         flags += recipe_to_flags({flag: value for flag, value in self.given.items() if flag in self.stage.data})
-        flags += [*case.flags, *self.stage.run_flags, *row, "--seed", str(seed)]
+        # A search is shorter than the runs that it is for.
+        run_flags = _without_flag(self.stage.run_flags, "num_train_epochs" if case.max_steps else "")
+        flags += [*case.flags, *run_flags, *row, "--seed", str(seed)]
         # Where both say it, the row would win, and the rows would differ in more than they say.
         flags += recipe_to_flags(join_overrides(flag_values(self.stage.run_flags), flag_values(row)))
         flags += [] if case.max_steps is None else ["--max_steps", str(case.max_steps)]
         flags += [] if rate is None else ["--learning_rate", f"{rate:g}"]
-        words = [name, case.key, "" if rate is None else f"{rate:g}", str(seed)]
+        words = [name, case.key, "" if rate is None else f"{rate:g}", str(seed), started_from]
         folder = Path(self.arguments.output_dir) / self.stage.folder / "-".join(filter(None, words))
         return Run(self.stage.script, tuple(flags), folder, self.stage.result.format(case=case.name))
 
@@ -322,6 +347,16 @@ class _StageRuns:
     ) -> None:
         launcher = choose_launcher(self.arguments.launcher)
         execute_runs(list(dict.fromkeys(runs)), launcher, title, tolerated, at_once or self.arguments.parallel_runs)
+
+
+def _without_flag(flags: Sequence[str], name: str) -> list[str]:
+    """Flags with their values, but for one."""
+    kept, is_kept = [], True
+    for word in flags:
+        if word.startswith("--"):
+            is_kept = word[2:].partition("=")[0].replace("-", "_") != name
+        kept += [word] * is_kept
+    return kept
 
 
 def _choose_rate(name: str, tried: Mapping[float, Run]) -> Outcome:

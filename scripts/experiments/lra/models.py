@@ -18,7 +18,7 @@ from experiments.architectures import build_comparable_config, comparable_dropou
 from experiments.arguments import UserError, explained, flag
 from experiments.lra.examples import PAD
 from experiments.lra.tasks import Task
-from experiments.models import TRAINED_DTYPE, known_overrides, override_fields
+from experiments.models import TRAINED_DTYPE, known_overrides, label_names, override_fields
 from experiments.sized_models import SizedModelArguments
 from modeling_sktformer import SKTformerConfig, SKTformerForSequenceClassification, SKTformerForSequenceMatching
 from modeling_sktformer.losses import classification_loss
@@ -166,7 +166,7 @@ def _load_model(arguments: LraModelArguments, task: Task, is_masked_lm: bool) ->
             raise UserError(f"The model {name} classifies; --mask_probability makes a new model, or goes on with its.")
     is_headless = guesses_values(config)
     # A model that guesses values has the labels of its task, too: the kinds of tokens are alike in most of them.
-    if (labels := tuple(config.id2label.values())) != task.labels:
+    if (labels := label_names(config)) != list(task.labels):
         raise UserError(f"The model {name} was not made for {task.title}: it tells {', '.join(labels)} apart.")
     _set_dropouts(config, arguments, is_masked_lm)
     trained = config.to_dict()
@@ -179,10 +179,12 @@ def _load_model(arguments: LraModelArguments, task: Task, is_masked_lm: bool) ->
         return AutoModelForMaskedLM.from_pretrained(name, config=config, dtype=TRAINED_DTYPE)
     if is_headless and config.model_type != _SKTFORMER:
         config.per_example = task.per_example
-        model = EncoderForSequences(config)
+        model: Any = EncoderForSequences(config)
         model.encoder = AutoModel.from_pretrained(name, config=config, dtype=TRAINED_DTYPE)
-        return model
-    return _class_for(config, task).from_pretrained(name, config=config, dtype=TRAINED_DTYPE)
+    else:
+        model = _class_for(config, task).from_pretrained(name, config=config, dtype=TRAINED_DTYPE)
+    model.has_new_head = is_headless
+    return model
 
 
 def _set_dropouts(config: PreTrainedConfig, arguments: LraModelArguments, is_masked_lm: bool) -> None:
