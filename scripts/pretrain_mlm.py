@@ -47,6 +47,7 @@ def main() -> None:
     model_arguments, corpus_arguments, mlm_arguments, training = command.groups
     progress.prepare(training, command.given)
     set_seed(training.seed)
+    progress.refuse_other_checkpoints(training, [str(training.output_dir)])
     check_stages(training, model_arguments, corpus_arguments)
 
     # Everything that can be wrong with the arguments is found before the folder is touched.

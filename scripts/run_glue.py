@@ -51,7 +51,8 @@ def run(command: Command) -> None:
     output, names = Path(training.output_dir), glue.task_name
     # Everything that can be wrong with the arguments is found before a folder is touched or a task takes hours.
     shared = checkpoint_identity(checkpoint, lora)
-    check_output(output, shared["checkpoint"], [name for name in TASKS if not (training.overwrite and name in names)])
+    overwrites = training.overwrite and (training.do_train or training.do_eval)
+    check_output(output, shared["checkpoint"], [name for name in TASKS if not (overwrites and name in names)])
     waiting: dict[str, dict[str, Any]] = {}
     for task in [TASKS[name] for name in names if training.do_train or training.do_eval]:
         if task.is_regression and training.label_smoothing_factor:
@@ -77,6 +78,8 @@ def run(command: Command) -> None:
             parts["identity"] = shared | jobs.task_identity(task, command, parts["splits"], start)
             if check_job(output / name, parts["identity"], training, command.paths()):
                 continue
+        if training.should_save:
+            jobs.delete_predictions(output / "submission", task)
         run_job(jobs.make_job(task, command, **parts), output / name, training, task_arguments(task, command))
     for name, splits_to_predict in tests.items():
         jobs.predict_tests(TASKS[name], splits_to_predict, command)

@@ -14,6 +14,7 @@ import errno
 import json
 import math
 import os
+import re
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -246,11 +247,15 @@ def _without_rivals(earlier: dict[str, Any], name: str, source: dict[str, Any]) 
     contradicted: set[str] = set()
     for rivals in RIVALS:
         # Steps below 1 mean that epochs count.
-        there = [key for key in rivals if key in source and not str(source[key]).startswith("-")]
+        there = [key for key in rivals if key in source and (key != "max_steps" or not _is_below_one(source[key]))]
         if len(there) > 1:
             raise UserError(f"{name} gives --{' and --'.join(there)}, which contradict each other; give one.")
         contradicted |= set(rivals) - set(there) if there else set()
     return {key: value for key, value in earlier.items() if key not in contradicted}
+
+
+def _is_below_one(steps: Any) -> bool:
+    return re.fullmatch(r"-\d+|[-+]?0+", str(steps)) is not None
 
 
 def one_line(error: BaseException) -> str:

@@ -224,11 +224,7 @@ def run_job(job: Job, folder: Path, training: FineTuningArguments, started: dict
     """
     trials = plan_trials(folder, training, job.identity)
     is_one = trials[0].folder == folder
-    if (checkpoint := training.resume_from_checkpoint) and not any(map(holds_checkpoint, trials)):
-        raise UserError(
-            f"--resume_from_checkpoint {checkpoint} is of another run than {folder}; leave it out to go on with the "
-            "newest, or start from its weights with --model_name_or_path."
-        )
+    progress.refuse_other_checkpoints(training, [trial.folder for trial in trials])
     if check_job(folder, job.identity, training):
         progress.upload_run(training, folder, f"Fine-tuned on {job.title}")
         return read_metrics(folder)

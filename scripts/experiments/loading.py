@@ -3,6 +3,7 @@
 import csv
 import glob
 import os
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,12 +12,15 @@ from typing import Any
 import pandas as pd
 from datasets import Dataset, Features, Value, load_dataset
 from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
+from pandas.errors import ParserWarning
 
 from experiments.arguments import UserError, one_line
 
 
 # Types of files that hold a table, and what reads them.
 TABLE_READERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".tsv": "csv", ".parquet": "parquet"}
+# pandas would take the first field for an index, and shift the others, where rows have one more than the header.
+NO_INDEX = {"index_col": False}
 
 
 def find_files(pattern: str) -> list[str]:
@@ -36,12 +40,16 @@ def explained_errors(name: str, local: str, configuration: str) -> Iterator[None
     Where it cannot be reached, `local` is to be given; where it has no such configuration, `configuration` to be done.
     """
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", ParserWarning)  # whose columns would be cut
+            yield
     except UserError:
         raise
-    except DatasetGenerationError as error:
-        cause = one_line(error.__cause__ or error)
-        raise UserError(f"{name} cannot be read: {cause}; mend the file or leave it out.") from error
+    except (DatasetGenerationError, ParserWarning) as error:
+        cause = error.__cause__ or error
+        is_ragged = isinstance(cause, ParserWarning)
+        what = "a row has more fields than there are columns" if is_ragged else one_line(cause)
+        raise UserError(f"{name} cannot be read: {what}; mend the file or leave it out.") from error
     except ConnectionError as error:
         what = f"{name} is not in the cache, and the Hub cannot be reached ({one_line(error)})"
         remedy = f"connect to the network, unset HF_HUB_OFFLINE, or read local data with {local}"
@@ -71,6 +79,7 @@ def read_table_file(path: str | Path, cache_dir: str | None = None) -> Dataset:
     if kind not in TABLE_READERS:
         raise UserError(f"{path}: files of type `{path.suffix}` cannot be read; give {', '.join(TABLE_READERS)}.")
     options: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if kind == ".tsv" else {}
+    options |= NO_INDEX if TABLE_READERS[kind] == "csv" else {}
     files = {"data_files": {"rows": glob.escape(str(path.absolute()))}, "split": "rows", "cache_dir": cache_dir}
     with explained_errors(str(path), "another file", "check the file"):
         try:

@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -106,7 +106,10 @@ def prepare(training: RunArguments, given: dict[str, Any]) -> None:
     if training.disable_tqdm:
         datasets.disable_progress_bars()  # of which every step would be a line in a log file
         transformers.utils.logging.disable_progress_bar()
-    if not any(given.get(stage) for stage in STAGES):
+    asked = [given[stage] for stage in STAGES if stage in given]
+    if asked and not any(asked):
+        raise UserError("Nothing is asked for: add --do_train, --do_eval or --do_predict, or leave all of them out.")
+    if not asked:
         training.do_train = training.do_eval = True
     elif not given.get("do_eval"):
         training.do_eval = False  # which the Trainer's arguments switch on with --eval_strategy
@@ -119,6 +122,8 @@ def prepare(training: RunArguments, given: dict[str, Any]) -> None:
         os.environ["HF_TOKEN"], training.hub_token = training.hub_token, None
     if training.push_to_hub:
         _check_upload(training, given)
+    if training.fp16 and training.device.type == "cpu":
+        raise UserError("--fp16 needs an accelerator; leave it out, or give --bf16 with --use_cpu.")
     _check_processes(training)
     _set_threads(training)
     folder, cache = Path(str(training.output_dir)).resolve(), given.get("cache_dir")
@@ -131,6 +136,19 @@ def prepare(training: RunArguments, given: dict[str, Any]) -> None:
         raise UserError(f"--resume_from_checkpoint {checkpoint} is no folder; leave it out to go on with the newest.")
     if training.global_batch_size is not None:
         divide_batch(training, training.global_batch_size)
+
+
+def refuse_other_checkpoints(training: RunArguments, folders: Iterable[str | Path]) -> None:
+    """A `UserError` if --resume_from_checkpoint names no whole checkpoint of a run in one of the folders."""
+    if (checkpoint := training.resume_from_checkpoint) is None:
+        return
+    remedy = "leave it out to go on with the newest, or start from its weights with --model_name_or_path"
+    if Path(checkpoint).resolve().parent not in [Path(folder).resolve() for folder in folders]:
+        raise UserError(
+            f"--resume_from_checkpoint {checkpoint} is of another run than {training.output_dir}; {remedy}."
+        )
+    if not Path(checkpoint, "trainer_state.json").is_file():
+        raise UserError(f"--resume_from_checkpoint {checkpoint} holds no whole checkpoint; {remedy}.")
 
 
 def training_identity(training: TrainingArguments, decides: dict[str, Any]) -> RunIdentity:

@@ -37,6 +37,17 @@ def test_every_kind_of_file_is_read(tmp_path, streaming):
 
 
 @pytest.mark.parametrize("streaming", [False, True])
+def test_rows_with_more_fields_than_columns_are_not_shifted(tmp_path, streaming):
+    rows = ["balan comer", "dunit"]
+    write(tmp_path / "a.csv", "text,author\nbalan comer,Anna,\ndunit,Bela,\n")
+    flags = {"streaming": streaming, "text_column": "text", "validation_fraction": 0}
+    assert list(load(tmp_path, train_file=[str(tmp_path / "a.csv")], **flags).train[0]) == rows
+    write(tmp_path / "a.csv", "text,author\nbalan comer,Anna,x\ndunit,Bela,y\n")
+    with pytest.raises(UserError, match=r"a\.csv cannot be read: a row has more fields than there are columns; mend"):
+        load(tmp_path, train_file=[str(tmp_path / "a.csv")], **flags)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
 def test_a_document_ends_with_its_file(tmp_path, streaming):
     write(tmp_path / "a[1].txt", "balan\ncomer")
     write(tmp_path / "b.txt", "")

@@ -145,6 +145,10 @@ def test_rows_that_time_lacks_become_gaps():
     )
     assert len(uneven.values) == 50
     assert "not evenly spaced" in uneven.notes[0]
+    times = pd.date_range("2024-01-01", periods=50, freq="ms").insert(0, pd.Timestamp("1970-01-01"))[:50]
+    outlying = make_series("s", table().assign(date=times), None, None)  # of 1.7e12 milliseconds
+    assert len(outlying.values) == 50
+    assert "not evenly spaced" in outlying.notes[0]
 
 
 @pytest.mark.parametrize("frequency", ["MS", "ME", "QS-FEB", "QE", "YS"])
@@ -229,6 +233,17 @@ def test_a_series_may_be_said_to_have_no_times():
     [
         ({"c": ["x"] * 50}, {}, "column c holds `x` in row 1, which is no number"),
         ({"b": [np.inf] * 50}, {}, "column b holds `inf` in row 1"),
+        (
+            {"b": [pd.NaT, pd.Timestamp("2024-01-01")] * 25},
+            {},
+            "column b holds `2024.* in row 2, .*; name it as --time",
+        ),
+        ({"b": [pd.Timedelta("1h")] * 50}, {}, "column b holds `0 days 01:00:00` in row 1, .*; mend it"),
+        (
+            {"b": pd.period_range("2024", periods=50, freq="D")},
+            {},
+            "column b holds `2024-01-01` in row 1, .*; name it",
+        ),
         ({"b": [None] * 50}, {}, "column b is empty"),
         ({}, {"target_columns": ["z"]}, "s has no column z, which --target_columns .* its columns are date, a, b"),
         ({}, {"timestamp_column": "day"}, "s has no column day, which .* pass --timestamp_column none if"),

@@ -159,6 +159,8 @@ def test_rows_that_cannot_be_used_are_explained(tmp_path, load, task, rows, mess
         ("rows.json", "nonsense", "cannot be read"),
         ("rows.parquet", "nonsense", "cannot be read"),
         ("rows.csv", "sentence,label\na,1\nb,0,7\n", "cannot be read.*line 3"),
+        ("rows.csv", "sentence,label\na,1,7\nb,0,7\n", "cannot be read: a row has more fields than there are columns"),
+        ("rows.tsv", "sentence\tlabel\na\t1\t\nb\t0\t\n", "cannot be read: a row has more fields than there are"),
         ("rows.csv", "sentence,label\n", "is empty"),
         ("rows.jsonl", "\n\n", "is empty"),
         ("rows.txt", "a", r"files of type `\.txt` cannot be read; give \.jsonl"),

@@ -121,6 +121,9 @@ def test_a_later_source_wins_over_what_contradicts_it(tmp_path):
     assert command.groups[0] == Lengths(num_train_epochs=2.0)
     command = parse_command([Lengths], default_recipe=overlay, argv=["--max_steps=7"])
     assert (command.groups[0].max_steps, "num_train_epochs" in command.given) == (7, False)
+    for steps in ("0", "-1"):  # epochs count
+        command = parse_command([Lengths], default_recipe=overlay, argv=["--max_steps", steps])
+        assert command.groups[0].num_train_epochs == 2.0
 
 
 def test_single_fields_of_the_model_add_up(tmp_path):

@@ -1,5 +1,6 @@
 """Masking, metrics and examples of masked language modelling."""
 
+import copy
 import hashlib
 import math
 from types import SimpleNamespace
@@ -97,6 +98,17 @@ def test_evaluation_masks_do_not_depend_on_the_batch(tokenizer):
     batch = MaskingCollator(tokenizer=tokenizer)([masked[1], masked[2]])
     assert batch["labels"][1].tolist() == masked["labels"][2] + [IGNORE_INDEX] * 7
     assert batch["input_ids"][1].tolist() == masked["input_ids"][2] + [0] * 7
+
+
+def test_evaluation_masks_do_not_depend_on_the_side_of_padding(tokenizer):
+    blocks, left = make_blocks([16, 9]), copy.deepcopy(tokenizer)
+    left.padding_side = "left"
+    ours, others = (mask_once(blocks, each, 0.15, seed=0) for each in (tokenizer, left))
+    assert [len(row) for row in others["input_ids"]] == [16, 9]
+    for masked in (ours, others):
+        for row, ids, labels in zip(masked["input_ids"], blocks["input_ids"], masked["labels"], strict=True):
+            assert [ids[place] if label == IGNORE_INDEX else label for place, label in enumerate(labels)] == ids
+            assert {row[0], row[-1]} == {2, 3}
 
 
 def test_masks_follow_the_seed_and_the_number_of_the_batch_alone(tokenizer):

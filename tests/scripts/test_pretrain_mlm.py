@@ -403,6 +403,16 @@ def test_mistakes_are_explained_and_leave_nothing(tmp_path, recipe, monkeypatch,
     assert not (tmp_path / "run").exists()
 
 
+def test_a_checkpoint_of_another_run_is_not_gone_on_from(tmp_path, recipe, monkeypatch):
+    run(monkeypatch, "--recipe", recipe, "--output_dir", tmp_path / "other")
+    for folder in (tmp_path / "other" / "checkpoint-4", tmp_path / "other"):
+        with pytest.raises(UserError, match=r"--resume_from_checkpoint .* is of another run than .*run; leave it out"):
+            run(monkeypatch, "--recipe", recipe, "--resume_from_checkpoint", folder, "--seed", 7)
+    (tmp_path / "run" / "checkpoint-2").mkdir(parents=True)
+    with pytest.raises(UserError, match="checkpoint-2 holds no whole checkpoint; leave it out"):
+        run(monkeypatch, "--recipe", recipe, "--resume_from_checkpoint", tmp_path / "run" / "checkpoint-2")
+
+
 def test_overwriting_is_for_runs_alone(tmp_path, recipe, monkeypatch):
     folder = tmp_path / "run"
     folder.mkdir()

@@ -247,6 +247,12 @@ def test_it_learns_and_halves_its_rate(run, tmp_path):
         (["--prediction_length", "6", "9", "--push_to_hub"], "--push_to_hub pushes one model; give one --prediction"),
         (["--learning_rate_decay", "2"], "--learning_rate_decay is 2; it must lie between 0 and 1"),
         (["--num_plots", "-3"], "--num_plots is -3; it must be at least 0"),
+        (
+            ["--calibrate_head", "true", "--head_learning_rate", "1"],
+            "--calibrate_head and --head_learning_rate mean no",
+        ),
+        (["--label_smoothing_factor", "0.5"], "--label_smoothing_factor mean nothing to a forecaster; leave them out"),
+        (["--train_sampling_strategy", "group_by_length"], "--train_sampling_strategy mean nothing to a forecaster"),
         (["--data_file", "none.csv"], "none.csv: no such file"),
         (["--model_name_or_path", "nowhere"], "The checkpoint nowhere cannot be loaded"),
     ],
@@ -255,6 +261,14 @@ def test_mistakes_are_found_before_a_folder_is_touched(run, tmp_path, flags, mes
     with pytest.raises(UserError, match=message):
         run(*([] if "--do_eval" in flags else ["--do_train"]), *flags)
     assert not (tmp_path / "run").exists()
+
+
+def test_baselines_of_a_finished_run_follow_their_season(run, tmp_path):
+    naive = []
+    for season, name in ((2, "run"), (9, "run"), (9, "fresh")):
+        run("--do_train", "--seasonal_period", str(season), name=name)
+        naive.append(metrics_of(tmp_path / name)["baselines"]["test"]["seasonal naive"])
+    assert naive[0] != naive[1] == naive[2]
 
 
 @pytest.mark.parametrize("name", ["mse", "eval_mae"])

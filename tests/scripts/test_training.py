@@ -257,6 +257,7 @@ def test_what_decides_which_checkpoint_is_kept_decides_the_result(tmp_path, flag
         (["--seed", "-1"], "--seed -1"),
         (["--prediction_loss_only", "True"], "need all predictions at once"),
         (["--save_only_model"], "--save_only_model .*--save_total_limit"),
+        (["--fp16", "--use_cpu"], "--fp16 needs an accelerator; leave it out, or give --bf16 with --use_cpu"),
     ],
 )
 def test_mistakes_are_found_before_anything_is_read(tmp_path, flags, message, monkeypatch):
@@ -316,6 +317,8 @@ def test_stages(tmp_path):
     training = arguments(tmp_path, "--do_eval")
     prepare(training, {"do_eval": True})
     assert (training.do_train, training.do_eval) == (False, True)
+    with pytest.raises(UserError, match="Nothing is asked for: add --do_train, --do_eval or --do_predict, or leave"):
+        prepare(arguments(tmp_path, "--do_train", "false"), {"do_train": False})
 
 
 def test_a_launcher_s_single_thread_is_not_taken_for_a_wish(tmp_path, monkeypatch):

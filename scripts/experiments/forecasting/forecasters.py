@@ -204,6 +204,14 @@ class ForecastingArguments(FineTuningArguments):
             self.lr_scheduler_type = "constant"  # between the ends of epochs
         super().__post_init__()
         require_at_least(0, self, "num_plots")
+        unused = {
+            "calibrate_head": self.calibrate_head,
+            "head_learning_rate": self.head_learning_rate is not None,
+            "label_smoothing_factor": self.label_smoothing_factor,
+            "train_sampling_strategy": self.train_sampling_strategy == "group_by_length",
+        }
+        if given := [name for name, is_given in unused.items() if is_given]:
+            raise UserError(f"--{' and --'.join(given)} mean nothing to a forecaster; leave them out.")
         self.remove_unused_columns = False  # masks go by different names
 
 

@@ -111,6 +111,12 @@ def make_job(
     return job, Baselines(windows, arguments.season(series), bool(training.disable_tqdm))
 
 
+def baseline_facts(baselines: Baselines) -> dict[str, Any]:
+    """What the baselines reach, for the metrics of a run."""
+    parts = {part: baselines.measure(part) for part in ("test", "validation")}
+    return {"baselines": parts, "seasonal_period": baselines.season}
+
+
 def check_future(command: Command, arguments: SeriesArguments, series: Series) -> None:
     """
     Find out now what would stop a forecast with a trained checkpoint.

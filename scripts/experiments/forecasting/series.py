@@ -17,6 +17,7 @@ from experiments.loading import explained_errors
 
 _TIMESTAMPS = ("date", "datetime", "timestamp", "time", "ds")
 _NO_TIMESTAMPS = "none"
+_UNEVEN = "Its timestamps are not evenly spaced: every row is taken as one time step."
 # Numbers that say when a row was, and between which values they lie.
 # Hours and minutes written as 2024013112 and 202401311259 lie between the latter two.
 _NUMBERED = {"years": (1000, 2999), "s": (10**8, 19 * 10**8), "ms": (3 * 10**11, 19 * 10**11)}
@@ -221,11 +222,14 @@ def _numbers_the_rows(column: pd.Series) -> bool:
 
 
 def _read_numbers(source: str, column: pd.Series) -> np.ndarray:
-    numbers = pd.to_numeric(column, errors="coerce").to_numpy(dtype=float)
+    # Which pandas would count in nanoseconds, those of no time as well.
+    is_time = column.dtype.kind in "mM" or isinstance(column.dtype, pd.PeriodDtype)
+    numbers = pd.to_numeric(column.astype(str) if is_time else column, errors="coerce").to_numpy(dtype=float)
     wrong = np.flatnonzero((np.isnan(numbers) & column.notna().to_numpy()) | np.isinf(numbers))
     if len(wrong):
         is_text = not pd.api.types.is_numeric_dtype(column)
-        is_date = is_text and pd.to_datetime(column, errors="coerce", format="mixed", utc=True).notna().all()
+        dates = column.dropna().astype(str) if is_time else column
+        is_date = is_text and pd.to_datetime(dates, errors="coerce", format="mixed", utc=True).notna().all()
         way = "name it as --timestamp_column if it says when" if is_date else "mend it"
         raise UserError(
             f"{source}: column {column.name} holds `{column.iloc[wrong[0]]}` in row {wrong[0] + 1}, which is no "
@@ -320,13 +324,15 @@ def _even_out(series: Series) -> Series:
     if (steps == common).all() or (months is None and _frequency(times) is not None):
         return series
     is_working = common == pd.Timedelta(days=1) and _has_working_days_alone(times)
+    uneven = replace(series, notes=(*series.notes, _UNEVEN))
+    if months is None and (times[-1] - times[0]) / common > 4 * len(times):  # a grid that may not fit into memory
+        return uneven
     grid = pd.date_range(times[0], times[-1], freq=months or ("B" if is_working else common))
     if len(grid) == len(times) and (grid == times).all():
         return series
     places = grid.get_indexer(times)
     if (places < 0).any() or len(grid) > 2 * len(times):
-        note = "Its timestamps are not evenly spaced: every row is taken as one time step."
-        return replace(series, notes=(*series.notes, note))
+        return uneven
     values = np.full((len(grid), len(series.columns)), np.nan)
     values[places] = series.values
     if months:

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from experiments import fine_tuning
 from experiments.arguments import Command, UserError
 from experiments.glue.metrics import compute_metrics, majority_metrics, predicted_labels
-from experiments.glue.tasks import SIMILARITY_RANGE, GlueTask
+from experiments.glue.tasks import DIAGNOSTICS, SIMILARITY_RANGE, GlueTask
 from experiments.model_card import example_input, write_classifier_card
 from experiments.models import (
     CheckpointArguments,
@@ -151,6 +151,13 @@ def write_predictions(folder: Path, task: GlueTask, split: str, indices: Iterabl
         predictions = [str(label) for label in labels]
     rows = [f"{index}\t{prediction}" for index, prediction in zip(indices, predictions, strict=True)]
     write_atomically(folder / f"{task.submission[split]}.tsv", "\n".join(["index\tprediction", *rows]) + "\n")
+
+
+def delete_predictions(folder: Path, task: GlueTask) -> None:
+    """Delete what another model of a task has predicted, with the diagnostics of the one that predicts those."""
+    for part in (task, *([DIAGNOSTICS] if task.name == "mnli" else [])):
+        for name in part.submission.values():
+            (folder / f"{name}.tsv").unlink(missing_ok=True)
 
 
 def pack_submission(folder: Path, archive: Path) -> list[str]:

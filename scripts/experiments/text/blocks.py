@@ -84,13 +84,18 @@ def load_blocks(command: Command, corpus: Corpus, tokenizer: PreTrainedTokenizer
         raise UserError("There is no text to evaluate on; give --validation_file or a --validation_fraction above 0.")
     full_only = mlm_arguments.full_blocks_only or model_type in FIXED_LENGTH_MODELS
 
+    def too_short(kind: str) -> UserError:
+        hint = "give more of it, or another --validation_fraction"
+        return UserError(f"The {kind} text does not fill one block of {length} tokens; {hint}.")
+
     def prepare(kind: str, sources: list[TextSource], max_blocks: int | None = None) -> list[Dataset]:
         options = (length, corpus.cache_dir, single, corpus_arguments.preprocessing_num_workers, max_blocks)
         blocks = [prepare_blocks(source, tokenizer, *options) for source in sources]
         blocks = [part.select(_full_blocks(part, length)) for part in blocks] if full_only else blocks
-        if not any(map(len, blocks)):
-            hint = "give more of it, or another --validation_fraction"
-            raise UserError(f"The {kind} text does not fill one block of {length} tokens; {hint}.")
+        # With probabilities every source is drawn from.
+        fills = all if kind == "training" and corpus.probabilities else any
+        if not fills(map(len, blocks)):
+            raise too_short(kind)
         return blocks
 
     most = mlm_arguments.max_eval_samples or max(1, EVALUATION_TOKENS // length)
@@ -107,6 +112,8 @@ def load_blocks(command: Command, corpus: Corpus, tokenizer: PreTrainedTokenizer
             train = train.filter(lambda block: len(block["input_ids"]) == length)
         if mlm_arguments.max_train_samples:
             train = train.take(mlm_arguments.max_train_samples)
+        if next(iter(train), None) is None:
+            raise too_short("training")
         # Every reader begins again by itself: none waits for another that has more blocks, and a resumed run, whose
         # Trainer knows of no passes over a stream, skips what it has seen whichever pass that was in.
         train = train.shuffle(seed=seed, buffer_size=10_000).repeat(None)

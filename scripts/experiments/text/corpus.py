@@ -20,7 +20,7 @@ import datasets
 from datasets.packaged_modules.text.text import TextConfig
 
 from experiments.arguments import UserError, flag, one_line, require_at_least
-from experiments.loading import explained_errors, find_files
+from experiments.loading import NO_INDEX, explained_errors, find_files
 from experiments.text.documentation import documentation_versions, iter_documentation
 from experiments.text.source import Rows, Side, TextSource, Unit, digest
 
@@ -179,6 +179,7 @@ def _load_group(file_type: str, files: list[str], arguments: CorpusArguments) ->
     options: dict[str, Any] = {"cache_dir": arguments.cache_dir, "streaming": arguments.streaming}
     options |= {"sample_by": "document"} if whole_files else {}
     options |= {"encoding": encoding} if encoding and encoding != "utf-8" else {}
+    options |= NO_INDEX if file_type == "csv" else {}
     by_line = file_type == "text" and not whole_files
     patterns = [glob.escape(os.path.abspath(file)) for file in files]
     # Each text file is a split of its own, which shows where it ends.

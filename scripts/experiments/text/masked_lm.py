@@ -113,8 +113,12 @@ def _mask_rows(rows: Mapping[str, list], indices: list[int], **options: Any) -> 
     collator = MaskingCollator(**options)
     collator.start_at(indices[0] // _MASKED_ROWS)
     batch = collator([{"input_ids": ids} for ids in rows["input_ids"]])
+    is_left = collator.tokenizer.padding_side == "left"
     return {
-        name: [row[: len(ids)] for row, ids in zip(batch[name].tolist(), rows["input_ids"], strict=True)]
+        name: [
+            row[-len(ids) :] if is_left else row[: len(ids)]
+            for row, ids in zip(batch[name].tolist(), rows["input_ids"], strict=True)
+        ]
         for name in ("input_ids", "labels")
     }
 

@@ -318,6 +318,17 @@ def test_a_run_is_never_overwritten_unasked(tmp_path, recipe, monkeypatch, every
     assert "overwrite" not in (folder / "cola" / "arguments.yaml").read_text()
 
 
+def test_predictions_are_of_the_model_that_is_there(tmp_path, recipe, monkeypatch, everything):
+    folder, other = tmp_path / "run", ["--model_name_or_path", everything / "sst2", "--ignore_mismatched_sizes"]
+    run(monkeypatch, "--recipe", recipe, "--task_name", "cola", "--do_train", "--do_eval", "--do_predict")
+    before = files_below(folder)
+    with pytest.raises(UserError, match="holds cola of another checkpoint"):
+        run(monkeypatch, "--recipe", recipe, "--task_name", "cola", *other, "--do_predict", "--overwrite")
+    assert files_below(folder) == before
+    run(monkeypatch, "--recipe", recipe, "--task_name", "cola", *other, "--overwrite")
+    assert not (folder / "submission" / "CoLA.tsv").exists()
+
+
 def test_what_a_run_reads_is_not_deleted(tmp_path, recipe, monkeypatch, tasks):
     run(monkeypatch, "--recipe", recipe, "--task_name", "cola")
     folder = tmp_path / "run" / "cola"
