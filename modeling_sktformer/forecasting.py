@@ -211,7 +211,7 @@ class SKTformerForPrediction(SKTformerPreTrainedModel):
         values = values.to(torch.promote_types(values.dtype, torch.float32))
         mean, last, scale = measure_series(values, gaps, self.config.scaling_epsilon)
         loc = mean if self.config.scaling_location == "mean" else last
-        dtype = self.value_embedding.weight.dtype
+        dtype = self.dtype  # quantised embeddings have none of their own
         series = ((values - loc) / scale).to(dtype)
         if gaps is not None:
             series = series.masked_fill(gaps, 0)
@@ -259,7 +259,8 @@ class SKTformerForPrediction(SKTformerPreTrainedModel):
         if past_values.dim() == 2:
             return self.predict(past_values.unsqueeze(0)).squeeze(0)
         dtype = torch.promote_types(self.dtype, torch.float32)
-        context = past_values[:, -self.config.context_length :].to(self.device, dtype)
+        device = past_values.device if self.device.type == "meta" else self.device  # offloaded weights are on none
+        context = past_values[:, -self.config.context_length :].to(device, dtype)
         was_training = self.training
         try:
             return self.eval()(context, past_observed_mask=~context.isnan(), return_dict=True).prediction_outputs

@@ -191,7 +191,7 @@ class SKTformerEncoder(nn.Module):
         landmarks: list[Landmarks] | list[None] = [None] * len(self.layers)
         if self.config.use_token_attention:
             landmarks = select_landmarks(self.landmark_order, self.config.num_landmark_tokens, sequences)
-        for layer, of_layer in zip(self.layers, landmarks, strict=True):
+        for layer, of_layer in zip(self.layers, landmarks, strict=False):  # layers may have been taken away
             hidden_states = layer(hidden_states, sequences, circle, of_layer)
         return self.final_norm(hidden_states)
 
@@ -221,7 +221,7 @@ class SKTformerPreTrainedModel(PreTrainedModel):
     base_model_prefix = "sktformer"
     supports_gradient_checkpointing = True
     _input_embed_layer = "word_embeddings"
-    _no_split_modules = ["SKTformerEmbeddings", "SKTformerLayer"]
+    _no_split_modules = ["SKTformerEmbeddings", "SKTformerLayer", "SKTformerEncoder"]
     _can_compile_fullgraph = True
     # The classes that a checkpoint names for the Auto classes.
     _auto_map = AUTO_MAP
@@ -237,8 +237,7 @@ class SKTformerPreTrainedModel(PreTrainedModel):
         for name in ("hidden_act", "smoother_activation"):
             if getattr(config, name) not in ACT2FN:
                 raise ValueError(f"`{name}` is {getattr(config, name)!r}, which is no activation of transformers.")
-        # Fields changed after the configuration was made, as `from_pretrained(..., field=value)` does, are only
-        # checked one by one.
+        # Fields that `from_pretrained(..., field=value)` sets in a configuration are only checked one by one.
         config.validate()
         super().__init__(config, *inputs, **kwargs)
 
@@ -322,12 +321,17 @@ class SKTformerPreTrainedModel(PreTrainedModel):
         Save weights, configuration and the model's code, with a class for every Auto class: the checkpoint loads with
         any head where this package is not installed (`trust_remote_code=True`).
         """
-        before = dict(vars(self.config))
+        before, kind = dict(vars(self.config)), type(self)
+        own = kind.__module__, kind.__name__
         if self._auto_class is not None:
             self.config.auto_map = dict(self._auto_map)
+            # FSDP puts a class of torch's in the place of the model's, and that of a notebook has no file.
+            named = next(each for each in kind.__mro__ if "_auto_class" in vars(each))
+            kind.__module__, kind.__name__ = named.__module__, named.__name__
         try:
             return super().save_pretrained(save_directory, *args, **kwargs)
         finally:
+            kind.__module__, kind.__name__ = own
             vars(self.config).clear()
             vars(self.config).update(before)
 
@@ -547,6 +551,7 @@ class SKTformerHeadModel(SKTformerPreTrainedModel):
             batch_size = cast(torch.Tensor, input_ids if inputs_embeds is None else inputs_embeds).shape[0]
             hidden_states = hidden_states.unflatten(0, (batch_size, -1))
         if self.can_be_sparse and self.config.sparse_prediction and self.training and labels is not None:
+            labels = labels.to(hidden_states.device).view(hidden_states.shape[:-1])
             labelled = (labels != IGNORE_INDEX).flatten().nonzero().squeeze(1)
             hidden_states = hidden_states.flatten(0, 1).index_select(0, labelled)
             labels = labels.flatten().index_select(0, labelled)
@@ -561,7 +566,7 @@ class SKTformerHeadModel(SKTformerPreTrainedModel):
 
     def _flatten_choices(self, *inputs: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         """Make the choices of `(batch_size, num_choices, ...)` rows of the batch."""
-        return tuple(None if values is None else values.flatten(0, 1) for values in inputs)
+        return tuple(values if values is None or values.dim() < 3 else values.flatten(0, 1) for values in inputs)
 
     def _score(self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
         """The logits; this class has no head of its own, which every class below it brings."""
@@ -779,15 +784,10 @@ class SKTformerForQuestionAnswering(SKTformerPreTrainedModel):
         outputs = self.sktformer(*inputs, return_dict=True, **kwargs)
         logits = self.qa_outputs(self.dropout(outputs.last_hidden_state))
         if attention_mask is not None:
-            logits = logits.masked_fill(~attention_mask.bool().unsqueeze(-1), torch.finfo(logits.dtype).min)
-        start_logits, end_logits = logits.unbind(dim=-1)
+            is_padding = ~attention_mask.to(logits.device).bool().unsqueeze(-1)
+            logits = logits.masked_fill(is_padding, torch.finfo(logits.dtype).min)
+        start, end = (scores.contiguous() for scores in logits.unbind(dim=-1))
         loss = None
         if start_positions is not None and end_positions is not None:
-            ends = (start_logits, end_logits, start_positions, end_positions)
-            loss = getattr(self, "_loss_function", span_loss)(*ends)
-        return SKTformerSpanOutput(
-            loss=loss,
-            start_logits=start_logits.contiguous(),
-            end_logits=end_logits.contiguous(),
-            **captured_outputs(outputs),
-        )
+            loss = getattr(self, "_loss_function", span_loss)(start, end, start_positions, end_positions)
+        return SKTformerSpanOutput(loss=loss, start_logits=start, end_logits=end, **captured_outputs(outputs))

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import torch
 from torch import nn
+from transformers.utils.import_utils import is_tracing
 
 
 class Sequences(NamedTuple):
@@ -64,7 +65,7 @@ def select_landmarks(landmark_order: torch.Tensor, num_landmarks: int, sequences
     ranks = ranks.index_select(1, torch.arange(sequences.length, device=ranks.device)).unsqueeze(1)
     if sequences.token_mask is not None:
         ranks = torch.where(sequences.token_mask, ranks, num_positions)  # (layers, B, S)
-    is_graph = torch.compiler.is_compiling() or torch.jit.is_tracing()
+    is_graph = is_tracing()
     if is_graph:  # which serves inputs of fewer tokens than landmarks, of one as well, with masked landmarks
         ranks = nn.functional.pad(ranks, (0, num_landmarks), value=num_positions)
     else:
@@ -106,7 +107,7 @@ class TokenPlaces:
         if attention_mask is None:
             return None
         mask = attention_mask.bool()
-        if mask.device.type == "cpu" and not torch.compiler.is_compiling() and bool(mask.all()):
+        if mask.device.type == "cpu" and not is_tracing() and bool(mask.all()):
             return None
         return cls(mask)
 
@@ -121,16 +122,14 @@ class TokenPlaces:
 
     def in_place(self) -> bool:
         """Whether all padding is on the right, so that nothing moves; unknown in graphs. Waits for the device."""
-        return not torch.compiler.is_compiling() and torch.equal(
-            self.token_mask, self.token_mask.gather(1, self.ranks)
-        )
+        return not is_tracing() and torch.equal(self.token_mask, self.token_mask.gather(1, self.ranks))
 
 
 def _gather(values: torch.Tensor, index: torch.Tensor, dim: int) -> torch.Tensor:
     """Select along `dim` with an index `(B, S)` that is the same for all other axes."""
     shape = [1] * values.dim()
     shape[0], shape[dim] = index.shape
-    return values.gather(dim, index.view(shape).expand_as(values))
+    return values.gather(dim, index.to(values.device).view(shape).expand_as(values))
 
 
 class SequencePooling(nn.Module):

@@ -461,6 +461,18 @@ def test_offloading_to_disk_changes_no_output(offloaded, offload_buffers, tmp_pa
     torch.testing.assert_close(outputs_of(loaded), outputs_of(model), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("share", [0.4, 0.7, 0.9])
+def test_parts_are_placed_where_there_is_room(share, tmp_path):
+    pytest.importorskip("accelerate", reason="accelerate places the parts")
+    model = make_float32_model(SKTformerForMaskedLM)
+    model.save_pretrained(tmp_path)
+    room = {"cpu": int(share * sum(value.nbytes for value in model.state_dict().values()))}
+    loaded = AutoModelForMaskedLM.from_pretrained(
+        tmp_path, device_map="auto", max_memory=room, offload_folder=tmp_path / "offloaded"
+    )
+    torch.testing.assert_close(outputs_of(loaded), outputs_of(model), rtol=1e-5, atol=1e-5)
+
+
 class LowRankAdapter(nn.Module):
     """A linear layer plus a trained term of low rank, in the layer's place; what adapter libraries do."""
 
@@ -716,6 +728,21 @@ AutoModel.from_pretrained(sys.argv[2], trust_remote_code=True)
     run_without_package(program, tmp_path / "masked_lm", tmp_path / "base", folder=tmp_path / "elsewhere")
     assert {path.name for path in (tmp_path / "base").glob("*.py")} == CODE
     assert_equal(AutoModel.from_pretrained(tmp_path / "base").state_dict(), model.base_model.state_dict())
+
+
+def test_a_class_of_one_s_own_is_saved_as_the_one_that_has_a_file(tmp_path):
+    """Of a notebook's class, and of what FSDP puts in the place of a model's, a checkpoint would hold no code."""
+    own = type("Mine", (SKTformerForSequenceClassification,), {"__module__": "torch.distributed.fsdp._fully_shard"})
+    model = make_float32_model(own)
+    model.save_pretrained(tmp_path / "saved")
+    assert (own.__module__, own.__name__) == ("torch.distributed.fsdp._fully_shard", "Mine")
+    assert {path.name for path in (tmp_path / "saved").glob("*.py")} == CODE
+    program = """
+from transformers import AutoModelForSequenceClassification
+model = AutoModelForSequenceClassification.from_pretrained(sys.argv[1], trust_remote_code=True)
+assert type(model).__name__ == "SKTformerForSequenceClassification", type(model)
+"""
+    run_without_package(program, tmp_path / "saved", folder=tmp_path / "elsewhere")
 
 
 def test_code_in_checkpoints_is_not_run_without_consent(tmp_path):

@@ -53,6 +53,20 @@ def results_of(model_class, output) -> list[torch.Tensor]:
     return token_outputs(output) or [output.logits]
 
 
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("model_class", [SKTformerForMaskedLM, SKTformerForSequenceClassification])
+def test_a_trace_of_full_inputs_reads_masks(model_class):
+    model = make_model(model_class, return_dict=False)
+    example, padded = make_batch([12, 12]).inputs(), make_batch([12, 7])
+    names = ("input_ids", "attention_mask")
+    graph = torch.jit.trace(model, tuple(example[name] for name in names), check_trace=False)
+    for side in ("right", "left", "holes"):
+        inputs = padded.inputs(side)
+        (actual,), (expected,) = (each(*(inputs[name] for name in names)) for each in (graph, model))
+        kept = inputs["attention_mask"].bool() if actual.dim() == 3 else slice(None)
+        assert_equal(actual[kept], expected[kept])
+
+
 @pytest.mark.parametrize(
     ("model_class", "smoother_norm", "num_positions"),
     [*((model_class, "batch_norm", 15) for model_class in ENCODERS), (SKTformerModel, "layer_norm", 16)],

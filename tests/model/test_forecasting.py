@@ -326,6 +326,18 @@ def test_landmarks_are_the_same_however_a_forecaster_is_made():
             assert torch.equal(layer.attention.landmark_features, features)
 
 
+def test_quantised_and_offloaded_forecasters_predict(tmp_path):
+    model, series = make_forecaster().float(), make_series(2, 20).float()
+    expected = model.predict(series)
+    quantised = torch.ao.quantization.quantize_dynamic(model, {torch.nn.Linear}, dtype=torch.qint8)
+    assert (quantised.predict(series) - expected).abs().mean() < 0.2 * expected.std()
+    model.save_pretrained(tmp_path)
+    offloaded = AutoModelForTimeSeriesPrediction.from_pretrained(
+        tmp_path, device_map={"": "disk"}, offload_folder=tmp_path / "offloaded"
+    )
+    torch.testing.assert_close(offloaded.predict(series), expected, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_half_precision_spares_the_filters(dtype, tmp_path):
     make_forecaster().float().save_pretrained(tmp_path)

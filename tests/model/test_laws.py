@@ -14,6 +14,7 @@ from transformers import BertTokenizer
 
 from modeling_sktformer import (
     SKTformerForMaskedLM,
+    SKTformerForMultipleChoice,
     SKTformerForQuestionAnswering,
     SKTformerForSequenceClassification,
     SKTformerModel,
@@ -370,6 +371,30 @@ def test_sparse_prediction_changes_neither_loss_nor_gradients():
         results.append((output.loss.detach(), gradients(model), output.logits.dim()))
     assert_equal(results[0][:2], results[1][:2])
     assert [result[2] for result in results] == [2, 3]
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("shape", [(2, 7), (1, 12)])
+def test_labels_of_other_tokens_are_refused(shape, training):
+    model = make_model(SKTformerForMaskedLM).train(training)
+    with pytest.raises((ValueError, RuntimeError), match=r"invalid for input of size|to match target batch_size"):
+        model(**make_batch([12, 7]).inputs(), labels=torch.ones(shape, dtype=torch.long))
+
+
+def test_rows_of_choices_may_share_positions_and_types():
+    model, inputs = make_model(SKTformerForMultipleChoice), in_pairs(make_batch([12, 7, 4, 9]).inputs("left"))
+    shared = {"position_ids": torch.arange(12).flip(0)[None], "token_type_ids": torch.ones(1, 12, dtype=torch.long)}
+    expected = model(**inputs | {name: values.expand(2, 2, -1) for name, values in shared.items()}).logits
+    assert_equal(model(**inputs | shared).logits, expected)
+
+
+def test_layers_may_be_taken_away():
+    """As one does to begin with a smaller student."""
+    model, inputs = make_model(SKTformerModel, num_hidden_layers=3), make_batch([12, 7]).inputs()
+    expected = model(**inputs, output_hidden_states=True).hidden_states[2]
+    model.encoder.layers = model.encoder.layers[:2]
+    model.encoder.final_norm = torch.nn.Identity()
+    assert_equal(model(**inputs).last_hidden_state, expected)
 
 
 def test_labelled_tokens_are_looked_for_once():
