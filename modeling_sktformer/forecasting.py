@@ -211,7 +211,8 @@ class SKTformerForPrediction(SKTformerPreTrainedModel):
         values = values.to(torch.promote_types(values.dtype, torch.float32))
         mean, last, scale = measure_series(values, gaps, self.config.scaling_epsilon)
         loc = mean if self.config.scaling_location == "mean" else last
-        dtype = self.dtype  # quantised embeddings have none of their own
+        weight = self.value_embedding.weight  # of a quantised one a function
+        dtype = weight.dtype if isinstance(weight, torch.Tensor) and weight.is_floating_point() else self.dtype
         series = ((values - loc) / scale).to(dtype)
         if gaps is not None:
             series = series.masked_fill(gaps, 0)

@@ -49,7 +49,7 @@ def classification_loss(
         problem_type = "regression" if logits.shape[-1] == 1 else several
     is_single = problem_type == "single_label_classification"
     shape = logits.shape[: 1 if is_single or logits.shape[-1] == 1 else 2]
-    if labels.shape not in (shape, (*shape, 1)):
+    if labels.numel() != shape.numel() or (labels.dim() and labels.shape not in (shape, (*shape, 1))):
         hint = "give one class index for each row of logits."
         if not is_single:
             hint = 'set `config.problem_type="single_label_classification"` for class indices.'

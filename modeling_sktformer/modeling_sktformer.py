@@ -191,7 +191,7 @@ class SKTformerEncoder(nn.Module):
         landmarks: list[Landmarks] | list[None] = [None] * len(self.layers)
         if self.config.use_token_attention:
             landmarks = select_landmarks(self.landmark_order, self.config.num_landmark_tokens, sequences)
-        for layer, of_layer in zip(self.layers, landmarks, strict=False):  # layers may have been taken away
+        for layer, of_layer in zip(self.layers, landmarks[: len(self.layers)], strict=True):  # some may be taken away
             hidden_states = layer(hidden_states, sequences, circle, of_layer)
         return self.final_norm(hidden_states)
 
@@ -221,7 +221,7 @@ class SKTformerPreTrainedModel(PreTrainedModel):
     base_model_prefix = "sktformer"
     supports_gradient_checkpointing = True
     _input_embed_layer = "word_embeddings"
-    _no_split_modules = ["SKTformerEmbeddings", "SKTformerLayer", "SKTformerEncoder"]
+    _no_split_modules = ["SKTformerEmbeddings", "SKTformerLayer", "SKTformerEncoder"]  # whose buffer needs a place
     _can_compile_fullgraph = True
     # The classes that a checkpoint names for the Auto classes.
     _auto_map = AUTO_MAP
@@ -326,7 +326,7 @@ class SKTformerPreTrainedModel(PreTrainedModel):
         if self._auto_class is not None:
             self.config.auto_map = dict(self._auto_map)
             # FSDP puts a class of torch's in the place of the model's, and that of a notebook has no file.
-            named = next(each for each in kind.__mro__ if "_auto_class" in vars(each))
+            named = next(each for each in kind.__mro__ if not each.__module__.startswith(("torch.", "__main__")))
             kind.__module__, kind.__name__ = named.__module__, named.__name__
         try:
             return super().save_pretrained(save_directory, *args, **kwargs)
@@ -548,8 +548,8 @@ class SKTformerHeadModel(SKTformerPreTrainedModel):
         outputs = self.sktformer(*rows, return_dict=True, **kwargs)
         hidden_states = outputs.last_hidden_state
         if self.takes_choices:
-            batch_size = cast(torch.Tensor, input_ids if inputs_embeds is None else inputs_embeds).shape[0]
-            hidden_states = hidden_states.unflatten(0, (batch_size, -1))
+            shape = cast(torch.Tensor, input_ids if inputs_embeds is None else inputs_embeds).shape
+            hidden_states = hidden_states.unflatten(0, shape[:2])
         if self.can_be_sparse and self.config.sparse_prediction and self.training and labels is not None:
             labels = labels.to(hidden_states.device).view(hidden_states.shape[:-1])
             labelled = (labels != IGNORE_INDEX).flatten().nonzero().squeeze(1)

@@ -22,11 +22,10 @@ from pathlib import Path
 from experiments.arguments import CONFIGURATION, UserError, flag_values, parse_command, run_script
 from experiments.fine_tuning import check_job, read_metrics, run_job
 from experiments.forecasting.forecasters import ForecasterArguments, ForecastingArguments
-from experiments.forecasting.jobs import baseline_facts, check_future, fit_to_checkpoint, make_job, predict_future
+from experiments.forecasting.jobs import check_future, check_season, fit_to_checkpoint, make_job, predict_future
 from experiments.forecasting.report import write_report
 from experiments.forecasting.windows import Scaler, SeriesArguments, read_series, split_borders
-from experiments.results import write_json
-from experiments.run_folder import METRICS_FILE, recorded_arguments
+from experiments.run_folder import recorded_arguments
 from experiments.training import STAGES, announce_run, prepare, upload_run
 
 
@@ -62,16 +61,17 @@ def main() -> None:
     measures = training.do_train or training.do_eval
     jobs = [make_job(command, arguments, series, scaler, horizon) for horizon in horizons if measures]
     finished = {job.name for job, _ in jobs if check_job(folder / job.name, job.identity, training, command.paths())}
+    for job, baselines in jobs:
+        if job.name in finished:
+            check_season(folder / job.name, baselines)
     command.notes += series.notes
     announce_run(command, series=f"{series.source}, {len(series.values):,} steps of {len(series.columns)} channels")
     for (job, baselines), horizon in zip(jobs, horizons, strict=False):
         if job.name in finished:
-            known = read_metrics(folder / job.name)
-            if known.get("seasonal_period") != baselines.season and training.should_save:
-                write_json(folder / job.name / METRICS_FILE, known | baseline_facts(baselines))
             upload_run(training, folder / job.name, f"Fine-tuned on {job.title}")
             continue
-        job.facts.update(baseline_facts(baselines))
+        job.facts["baselines"] = {part: baselines.measure(part) for part in ("test", "validation")}
+        job.facts["seasonal_period"] = baselines.season
         started = recorded_arguments(command.given) | {"prediction_length": [horizon]}
         run_job(job, folder / job.name, training, started)
     if jobs and training.should_save:

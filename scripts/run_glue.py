@@ -78,9 +78,9 @@ def run(command: Command) -> None:
             parts["identity"] = shared | jobs.task_identity(task, command, parts["splits"], start)
             if check_job(output / name, parts["identity"], training, command.paths()):
                 continue
-        if training.should_save:
-            jobs.delete_predictions(output / "submission", task)
         run_job(jobs.make_job(task, command, **parts), output / name, training, task_arguments(task, command))
+        if training.should_save:
+            jobs.delete_predictions(output, task)
     for name, splits_to_predict in tests.items():
         jobs.predict_tests(TASKS[name], splits_to_predict, command)
 

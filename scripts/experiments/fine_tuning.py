@@ -211,7 +211,7 @@ def check_job(
 def holds_checkpoint(trial: Trial) -> bool:
     """Whether --resume_from_checkpoint names one of this trial: others have another seed, or other data."""
     given = trial.args.resume_from_checkpoint
-    return given is not None and Path(given).resolve().parent == trial.folder.resolve()
+    return given is not None and progress.lies_in(given, trial.folder)
 
 
 def run_job(job: Job, folder: Path, training: FineTuningArguments, started: dict[str, Any]) -> dict[str, Any]:

@@ -47,8 +47,9 @@ def explained_errors(name: str, local: str, configuration: str) -> Iterator[None
         raise
     except (DatasetGenerationError, ParserWarning) as error:
         cause = error.__cause__ or error
-        is_ragged = isinstance(cause, ParserWarning)
-        what = "a row has more fields than there are columns" if is_ragged else one_line(cause)
+        what = one_line(cause)
+        if isinstance(cause, ParserWarning):
+            what = "a row has more fields than the first line, where all columns are to be named"
         raise UserError(f"{name} cannot be read: {what}; mend the file or leave it out.") from error
     except ConnectionError as error:
         what = f"{name} is not in the cache, and the Hub cannot be reached ({one_line(error)})"

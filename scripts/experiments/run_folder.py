@@ -125,8 +125,8 @@ def claim_run_folder(
     Hold a folder that [`check_run_folder`] has let pass, for as long as the run lasts; yields what that returns.
 
     `run.json` then says what the run is, and `arguments.yaml` how it was started ([`recorded_arguments`]). A folder
-    that was new, or is overwritten, is left as it was if the run ends with an error before its first checkpoint.
-    Raises a `UserError` if another process holds the folder, or it cannot be written.
+    that was new, or is overwritten, is left as it was if the run ends with an error before its first checkpoint or
+    model. Raises a `UserError` if another process holds the folder, or it cannot be written.
     """
     folder = Path(folder)
     existed, lock = folder.exists(), FileLock(folder / ".lock")
@@ -156,6 +156,7 @@ def claim_run_folder(
         except Exception:
             # What is finished stays, and so do runs in folders of this one, which are its work.
             done = [find_checkpoint(folder), *folder.glob(METRICS_FILE), *folder.glob(f"[!.]*/{RUN_FILE}")]
+            done += folder.glob("*.safetensors")  # a trained model
             if state == "new" and not any(done):
                 _restore(folder)
                 (folder / ".lock").unlink(missing_ok=True)

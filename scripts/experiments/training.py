@@ -138,12 +138,17 @@ def prepare(training: RunArguments, given: dict[str, Any]) -> None:
         divide_batch(training, training.global_batch_size)
 
 
+def lies_in(checkpoint: str | Path, folder: str | Path) -> bool:
+    """Whether a checkpoint is one of the run in a folder."""
+    return Path(checkpoint).resolve().parent == Path(folder).resolve()
+
+
 def refuse_other_checkpoints(training: RunArguments, folders: Iterable[str | Path]) -> None:
     """A `UserError` if --resume_from_checkpoint names no whole checkpoint of a run in one of the folders."""
     if (checkpoint := training.resume_from_checkpoint) is None:
         return
     remedy = "leave it out to go on with the newest, or start from its weights with --model_name_or_path"
-    if Path(checkpoint).resolve().parent not in [Path(folder).resolve() for folder in folders]:
+    if not any(lies_in(checkpoint, folder) for folder in folders):
         raise UserError(
             f"--resume_from_checkpoint {checkpoint} is of another run than {training.output_dir}; {remedy}."
         )

@@ -3,6 +3,7 @@
 import ast
 import copy
 import dataclasses
+import importlib
 import json
 import os
 import re
@@ -743,6 +744,19 @@ model = AutoModelForSequenceClassification.from_pretrained(sys.argv[1], trust_re
 assert type(model).__name__ == "SKTformerForSequenceClassification", type(model)
 """
     run_without_package(program, tmp_path / "saved", folder=tmp_path / "elsewhere")
+
+
+def test_a_class_of_one_s_own_with_a_file_is_saved_with_it(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "mine.py").write_text(
+        "from modeling_sktformer import SKTformerForSequenceClassification\n\n\n"
+        "class Mine(SKTformerForSequenceClassification):\n    pass\n"
+    )
+    make_float32_model(importlib.import_module("mine").Mine).save_pretrained(tmp_path / "saved")
+    saved = json.loads((tmp_path / "saved" / "config.json").read_text())
+    assert saved["architectures"] == ["Mine"]
+    assert saved["auto_map"]["AutoModelForSequenceClassification"] == "mine.Mine"
+    assert (tmp_path / "saved" / "mine.py").is_file()
 
 
 def test_code_in_checkpoints_is_not_run_without_consent(tmp_path):

@@ -326,6 +326,15 @@ def test_landmarks_are_the_same_however_a_forecaster_is_made():
             assert torch.equal(layer.attention.landmark_features, features)
 
 
+def test_replicas_without_parameters_forecast():
+    """As `DataParallel` makes them: plain tensors in the place of parameters."""
+    model, replica = make_forecaster(), make_forecaster()
+    for module in replica.modules():
+        vars(module).update(module._parameters)
+        module._parameters = {}
+    assert torch.equal(replica(make_series()).prediction_outputs, model(make_series()).prediction_outputs)
+
+
 def test_quantised_and_offloaded_forecasters_predict(tmp_path):
     model, series = make_forecaster().float(), make_series(2, 20).float()
     expected = model.predict(series)

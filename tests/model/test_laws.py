@@ -386,15 +386,20 @@ def test_rows_of_choices_may_share_positions_and_types():
     shared = {"position_ids": torch.arange(12).flip(0)[None], "token_type_ids": torch.ones(1, 12, dtype=torch.long)}
     expected = model(**inputs | {name: values.expand(2, 2, -1) for name, values in shared.items()}).logits
     assert_equal(model(**inputs | shared).logits, expected)
+    with pytest.raises(RuntimeError, match="unflatten"):
+        model(**make_batch([12, 7]).inputs())
 
 
 def test_layers_may_be_taken_away():
     """As one does to begin with a smaller student."""
     model, inputs = make_model(SKTformerModel, num_hidden_layers=3), make_batch([12, 7]).inputs()
     expected = model(**inputs, output_hidden_states=True).hidden_states[2]
-    model.encoder.layers = model.encoder.layers[:2]
-    model.encoder.final_norm = torch.nn.Identity()
+    layers, model.encoder.final_norm = model.encoder.layers, torch.nn.Identity()
+    model.encoder.layers = layers[:2]
     assert_equal(model(**inputs).last_hidden_state, expected)
+    model.encoder.layers = layers.append(layers[0])
+    with pytest.raises(ValueError, match="zip"):  # which has no landmarks
+        model(**inputs)
 
 
 def test_labelled_tokens_are_looked_for_once():
@@ -544,7 +549,7 @@ def test_losses_of_numbers_do_not_wait_for_their_device(labels):
     [
         ((2, 3), "multi_label_classification", [(3, 2), (6,), (2, 1), (2,)]),
         ((2, 1), "regression", [(1, 2), (4,), ()]),
-        ((2, 3), "single_label_classification", [(1, 2), (2, 3), (3,)]),
+        ((2, 3), "single_label_classification", [(1, 2), (2, 3), (3,), ()]),
     ],
 )
 def test_labels_of_another_shape_are_refused_where_they_have_as_many_values(shape, problem, others):
@@ -553,6 +558,7 @@ def test_labels_of_another_shape_are_refused_where_they_have_as_many_values(shap
     dtype = torch.long if problem.startswith("single") else torch.float
     for labels in fitting:
         assert classification_loss(logits, torch.zeros(labels, dtype=dtype), problem).isfinite()
+    assert classification_loss(logits[:1, :1], torch.tensor(1.0), "regression") == 1
     for labels in others:
         with pytest.raises(ValueError, match=rf"labels of shape {re.escape(str(labels))} do not fit"):
             classification_loss(logits, torch.zeros(labels, dtype=dtype), problem)

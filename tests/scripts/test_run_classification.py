@@ -314,6 +314,15 @@ def test_predictions_leave_other_folders_and_runs_alone(run, files, tmp_path):
     added = json.loads((one / "report.json").read_text())
     assert added.keys() > report.keys() == {"validation, this model", "validation, always the same"}
     assert read_metrics(one)["test_accuracy"] == added["test, this model"]["accuracy"]
+    run(*unlabelled, "--overwrite", "--output_dir", one, model=one)
+    assert json.loads((one / "report.json").read_text()) == report
+    assert not [name for name in read_metrics(one) if name.startswith("test_")]
+    assert (one / "all_results.json").is_file()
+    run("--validation_file", files / "dev.csv", "--do_eval", "--output_dir", tmp_path / "alone", model=one)
+    run(*labelled, "--output_dir", tmp_path / "alone", model=one)  # where the same model was evaluated
+    assert {"eval_accuracy", "test_accuracy"} <= read_metrics(tmp_path / "alone").keys()
+    with pytest.raises(UserError, match="holds files that are no predictions"):
+        run(*labelled, "--output_dir", tmp_path / "alone", "--overwrite", model=other)
     folder = run(*labelled, model=other)
     assert {"report.md", "report.json", "test_confusion.csv"} <= {path.name for path in folder.iterdir()}
     run(*unlabelled, "--overwrite", model=one)  # of which nothing is known but the predictions

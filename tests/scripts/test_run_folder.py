@@ -157,10 +157,13 @@ def test_a_mistake_before_the_first_checkpoint_leaves_what_was_to_be_overwritten
         with pytest.raises(type(error), match="wrong"):
             replace("tokenizer/tokenizer.json", error=error)
         assert files_of(folder) | {Path(".lock"): ""} == before | {Path(".lock"): ""}
+    with pytest.raises(RuntimeError, match="late"):
+        replace("model.safetensors", error=RuntimeError("late"))
+    assert (folder / "model.safetensors").is_file()
     with pytest.raises(UserError, match="wrong"):
         replace("tokenizer/tokenizer.json", "checkpoint-2/trainer_state.json", error=UserError("wrong"))
     assert sorted(path.name for path in folder.iterdir() if path.name != ".lock") == [
-        "arguments.yaml", "checkpoint-2", "run.json", "tokenizer"
+        "arguments.yaml", "checkpoint-2", "model.safetensors", "run.json", "tokenizer"
     ]  # fmt: skip
     assert finish(folder, identity(), overwrite=True) == "new"
     assert {path.name for path in folder.iterdir()} <= {file.name for file in before} | {".lock"}

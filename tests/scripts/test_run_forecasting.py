@@ -263,12 +263,15 @@ def test_mistakes_are_found_before_a_folder_is_touched(run, tmp_path, flags, mes
     assert not (tmp_path / "run").exists()
 
 
-def test_baselines_of_a_finished_run_follow_their_season(run, tmp_path):
-    naive = []
-    for season, name in ((2, "run"), (9, "run"), (9, "fresh")):
-        run("--do_train", "--seasonal_period", str(season), name=name)
-        naive.append(metrics_of(tmp_path / name)["baselines"]["test"]["seasonal naive"])
-    assert naive[0] != naive[1] == naive[2]
+def test_baselines_of_a_finished_run_keep_their_season(run, tmp_path):
+    run("--do_train", "--seasonal_period", "2")
+    with pytest.raises(UserError, match="holds this run with --seasonal_period 2, not 9; choose another --output_dir"):
+        run("--do_train", "--seasonal_period", "9")
+    before = metrics_of(tmp_path / "run")
+    run("--do_train", "--seasonal_period", "9", "--overwrite")
+    after = metrics_of(tmp_path / "run")
+    assert (before["seasonal_period"], after["seasonal_period"]) == (2, 9)
+    assert before["baselines"]["test"]["seasonal naive"] != after["baselines"]["test"]["seasonal naive"]
 
 
 @pytest.mark.parametrize("name", ["mse", "eval_mae"])

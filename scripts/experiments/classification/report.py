@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from sklearn.metrics import confusion_matrix
 
-from experiments.arguments import UserError
+from experiments.arguments import UserError, load_recipe
 from experiments.classification.data import TextArguments, TextData
 from experiments.classification.labels import MULTI, SINGLE, Problem, format_names
 from experiments.classification.metrics import METRICS, average_documents, decide
@@ -17,19 +17,19 @@ from experiments.fine_tuning import best_trial, trial_folders
 from experiments.model_card import example_input, format_scores, write_classifier_card
 from experiments.plots import plot_confusion_matrix
 from experiments.results import read_json, write_atomically, write_json, write_results
-from experiments.run_folder import METRICS_FILE
+from experiments.run_folder import ARGUMENTS_FILE, METRICS_FILE, RUN_FILE
 
 
 _TEST_FILES = ("predictions.csv", "documents.csv", "test_confusion.csv", "test_confusion.png")
-_SCORE_FILES = ("report.md", "report.json", "all_results.json")
 
 
 def check_answers(folder: Path, model: str, overwrite: bool) -> None:
     """
     Check that a folder may take predictions of a model without a run of their own.
 
-    It may be new, hold an earlier prediction, or be the folder of the model or of the trials that it is the best of,
-    whose scores these are. Raises a `UserError` if it holds something else, or predictions without `overwrite`.
+    It may be new, hold an earlier prediction, or be one whose scores these are: of the model, of the trials that it is
+    the best of, or of its evaluation. Raises a `UserError` if it holds something else, or predictions without
+    `overwrite`.
     """
     if not folder.exists():
         return
@@ -37,8 +37,10 @@ def check_answers(folder: Path, model: str, overwrite: bool) -> None:
         raise UserError(f"--output_dir {folder} is a file; name a folder.")
     is_several = len(trial_folders(folder)) > 1
     own = {folder.resolve(), best_trial(folder).resolve() if is_several else folder.resolve()}
+    if (folder / RUN_FILE).is_file() and not read_json(folder / RUN_FILE)["decides"].get("do_train", True):
+        own.add(Path(load_recipe(folder / ARGUMENTS_FILE)["model_name_or_path"]).resolve())
     files = {path.name for path in folder.iterdir() if not path.name.startswith(".")}
-    others = sorted(files - {*_TEST_FILES, *_SCORE_FILES})
+    others = sorted(files - {*_TEST_FILES, "report.md", "report.json", "all_results.json"})
     if others and Path(model).resolve() not in own:
         what = f"holds files that are no predictions of {model} ({format_names(others, 3)})"
         raise UserError(f"--output_dir {folder} {what}; choose another folder.")
@@ -82,17 +84,28 @@ def write_report(folder: Path, results: Mapping[str, Mapping[str, float]], is_ad
     """
     Write `report.md` and `.json`, and add what was measured on a labelled test part to the run's metrics.
 
-    If it `is_added` by a prediction, the other rows of a finished run's report stay. A prediction without labels
-    leaves none of an earlier prediction.
+    If it `is_added` by a prediction, the other rows of a run's report stay, and nothing of an earlier prediction.
     """
-    file, is_finished = folder / "report.json", (folder / METRICS_FILE).is_file()
-    known = read_json(file) if is_added and is_finished and file.is_file() else {}
-    if not (rows := {**known, **results}):
-        for name in _SCORE_FILES:
+    known = read_json(folder / "report.json") if is_added and (folder / "report.json").is_file() else {}
+    rows = {row: values for row, values in known.items() if not row.startswith("test, ")} | {**results}
+    if is_added:
+        _forget_test_scores(folder)
+    if not rows:
+        for name in ("report.md", "report.json"):
             (folder / name).unlink(missing_ok=True)
         return ""
     _record_test_scores(folder, results)
     return write_results(folder / "report", rows, [format_scores(rows)])
+
+
+def _forget_test_scores(folder: Path) -> None:
+    for file in (folder / "all_results.json", folder / METRICS_FILE):
+        known = read_json(file) if file.is_file() else {}
+        kept = {name: value for name, value in known.items() if not name.startswith("test_")}
+        if not kept:
+            file.unlink(missing_ok=True)
+        elif kept != known:
+            write_json(file, kept)
 
 
 def _record_test_scores(folder: Path, results: Mapping[str, Mapping[str, float]]) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.arguments import Command, UserError
-from experiments.fine_tuning import Job, best_trial
+from experiments.fine_tuning import Job, best_trial, read_metrics
 from experiments.forecasting.baselines import NAMES, Baselines
 from experiments.forecasting.forecasters import (
     ForecasterArguments,
@@ -111,10 +111,12 @@ def make_job(
     return job, Baselines(windows, arguments.season(series), bool(training.disable_tqdm))
 
 
-def baseline_facts(baselines: Baselines) -> dict[str, Any]:
-    """What the baselines reach, for the metrics of a run."""
-    parts = {part: baselines.measure(part) for part in ("test", "validation")}
-    return {"baselines": parts, "seasonal_period": baselines.season}
+def check_season(folder: Path, baselines: Baselines) -> None:
+    """A `UserError` if the baselines of a finished run were measured with another season."""
+    there = read_metrics(folder).get("seasonal_period", baselines.season)
+    if there != baselines.season:
+        what = f"{folder} holds this run with --seasonal_period {there}, not {baselines.season}"
+        raise UserError(f"{what}; choose another --output_dir, or pass --overwrite.")
 
 
 def check_future(command: Command, arguments: SeriesArguments, series: Series) -> None:

@@ -153,11 +153,13 @@ def write_predictions(folder: Path, task: GlueTask, split: str, indices: Iterabl
     write_atomically(folder / f"{task.submission[split]}.tsv", "\n".join(["index\tprediction", *rows]) + "\n")
 
 
-def delete_predictions(folder: Path, task: GlueTask) -> None:
-    """Delete what another model of a task has predicted, with the diagnostics of the one that predicts those."""
-    for part in (task, *([DIAGNOSTICS] if task.name == "mnli" else [])):
-        for name in part.submission.values():
-            (folder / f"{name}.tsv").unlink(missing_ok=True)
+def delete_predictions(output: Path, task: GlueTask) -> None:
+    """Delete what an earlier model of a task has predicted, its diagnostics too, and the archive that holds it."""
+    parts = (task, *([DIAGNOSTICS] if task.name == "mnli" else []))
+    files = [output / "submission" / f"{name}.tsv" for part in parts for name in part.submission.values()]
+    for file in files if any(file.exists() for file in files) else []:
+        file.unlink(missing_ok=True)
+        (output / "submission.zip").unlink(missing_ok=True)
 
 
 def pack_submission(folder: Path, archive: Path) -> list[str]:

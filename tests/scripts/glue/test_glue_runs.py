@@ -325,8 +325,13 @@ def test_predictions_are_of_the_model_that_is_there(tmp_path, recipe, monkeypatc
     with pytest.raises(UserError, match="holds cola of another checkpoint"):
         run(monkeypatch, "--recipe", recipe, "--task_name", "cola", *other, "--do_predict", "--overwrite")
     assert files_below(folder) == before
+    with monkeypatch.context() as context:
+        context.setattr(FineTuningTrainer, "train", stop)
+        with pytest.raises(Stopped):
+            run(context, "--recipe", recipe, "--task_name", "cola", *other, "--overwrite")
+    assert (folder / "submission" / "CoLA.tsv").exists()
     run(monkeypatch, "--recipe", recipe, "--task_name", "cola", *other, "--overwrite")
-    assert not (folder / "submission" / "CoLA.tsv").exists()
+    assert not list(folder.glob("submission*/*.tsv")) + list(folder.glob("submission.zip"))
 
 
 def test_what_a_run_reads_is_not_deleted(tmp_path, recipe, monkeypatch, tasks):
