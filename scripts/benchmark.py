@@ -10,7 +10,8 @@ The first compares models at each length, of the same width, depth, heads, batch
 the length. The next two take SKTformer alone: lengths at the same number of tokens, and inputs shorter than those that
 the model was made for. Steps are timed in interleaved rounds, memory is measured for each alone. --count measures
 nothing and needs no GPU: it counts the operators, bytes and multiply-adds of one layer. NAME.md, .json and pictures go
-to --results_dir after all that is timed together; started again with the same flags, it measures what is missing.
+to --results_dir after all that is timed together; started again with the same flags, it measures what is missing,
+or all anew where nothing is.
 --merge keeps what the files hold of other settings.
 """
 
@@ -62,6 +63,9 @@ class BenchmarkArguments(MeasurementArguments):
         alone = self.comparison not in ("speed", "counts")
         if alone and self.models not in ([], ["sktformer"]):
             raise UserError(f"--models {' '.join(self.models)}: this measures sktformer alone; leave the flag out.")
+        if self.count and (self.modes or self.dropout[1:] or self.num_layers):
+            unused = "--modes, --num_layers and more than one --dropout"
+            raise UserError(f"--count is of a layer's training step; leave {unused} out.")
         defaults = DEFAULTS | ({"models": ["sktformer"]} if alone else {}) | (counts.DEFAULTS if self.count else {})
         if self.batch_size:
             defaults.pop("tokens_per_batch", None)

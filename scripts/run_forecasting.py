@@ -80,6 +80,8 @@ def main() -> None:
     if training.do_predict and training.should_save:
         for horizon in horizons:
             predict_future(command, arguments, series, scaler, horizon)
+    for job, _ in jobs:  # again, with what has been written since
+        upload_run(training, folder / job.name, f"Forecast, {job.title}")
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from experiments.lra.models import LraModelArguments
 from experiments.lra.report import draw_examples, write_report
 from experiments.lra.tasks import TASKS, LraArguments, load_parts
 from experiments.run_folder import recorded_arguments
-from experiments.training import announce_run, prepare
+from experiments.training import announce_run, prepare, upload_run
 
 
 ARGUMENTS = (LraModelArguments, LraArguments, LraTrainingArguments)
@@ -67,6 +67,7 @@ def main() -> None:
             record_curve(trial)
         if training.mask_probability is None:
             print(write_report(folder, task, read_metrics(folder)))
+    upload_run(training, folder, "Reported")  # again, with what has been written since
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
-from experiments.results import format_table
+from experiments.results import format_table, write_atomically
 
 
 _CARD = """---
@@ -49,8 +49,7 @@ _LOCAL = re.compile(
 )
 _PIPELINE = "from transformers import pipeline\n\n"
 _USES = {
-    "fill-mask": _PIPELINE
-    + 'fill_mask = pipeline("fill-mask", model="{title}"{remote})\nprint(fill_mask("{example}"))',
+    "fill-mask": _PIPELINE + 'fill_mask = pipeline("fill-mask", model="{title}"{remote})\nprint(fill_mask({example}))',
     "text-classification": _PIPELINE
     + 'classify = pipeline("text-classification", model="{title}"{remote}, truncation=True)\n'
     "print(classify({example}))",
@@ -64,8 +63,8 @@ class CardFacts:
     script: str  # the entry point that has trained it
     pipeline_tag: str
     description: str  # in sentences: what it is and what it was trained on
-    # What the pipeline is called with: a sentence with a mask, or Python code. Where a tag has no pipeline it is all
-    # of the code, in which {title} stands for the model's name and {remote} for what lets its own code run.
+    # What the pipeline is called with, as Python code. Where a tag has no pipeline it is all of the code, in which
+    # {title} stands for the model's name and {remote} for what lets its own code run.
     example: str
     scores: Mapping[str, float]  # by their names
     results: str  # the scores in Markdown, beside what they have to be compared with
@@ -111,6 +110,23 @@ def write_card(folder: str | Path, facts: CardFacts, metrics: Mapping[str, Any],
         **vars(facts),
     )
     ModelCard(content, ignore_metadata_errors=True).save(Path(folder) / "README.md")
+
+
+def name_in_card(folder: str | Path, name: str) -> None:
+    """Let the card in a run's folder name the repository that it goes to, in its title, its code and its results."""
+    file = Path(folder, "README.md")
+    if not file.is_file():
+        return
+    text = file.read_text(encoding="utf-8")
+    known = ModelCard(text, ignore_metadata_errors=True).data.get("model_name")
+    for form in ("# {}\n", "- name: {}\n", '"{}"') if known else ():
+        text = text.replace(form.format(known), form.format(name))
+    write_atomically(file, text)
+
+
+def public_name(place: str) -> str:
+    """The id of what is on the Hub, and of a folder of this machine its name alone."""
+    return Path(place).expanduser().resolve().name if _is_place(place) else place
 
 
 def _is_place(value: Any) -> bool:

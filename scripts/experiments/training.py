@@ -17,6 +17,7 @@ import datasets
 import numpy as np
 import torch
 import transformers
+from accelerate.utils import broadcast_object_list
 from huggingface_hub import create_repo, upload_folder, whoami
 from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainingArguments
 from transformers.integrations import get_reporting_integration_callbacks
@@ -24,6 +25,7 @@ from transformers.trainer_pt_utils import LengthGroupedSampler
 from transformers.trainer_utils import EvalLoopOutput, HubStrategy
 
 from experiments.arguments import ROOT, Command, UserError, explained, flag, one_line, require_at_least
+from experiments.model_card import name_in_card
 from experiments.run_folder import ARGUMENTS_FILE, RUN_FILE, RunIdentity, claim_run_folder
 
 
@@ -51,6 +53,7 @@ _DECISIVE_FOR_THE_BEST = (
 LOCAL_FILES = [
     *(ARGUMENTS_FILE, RUN_FILE, "training_args.bin", "trainer_state.json"),
     *("checkpoint-*", "runs/*", "tokenizer/*", "*.lock", ".*"),
+    *("lra.md", "lra.json"),  # which name their command
 ]
 
 
@@ -205,11 +208,19 @@ def divide_batch(training: TrainingArguments, global_batch_size: int) -> None:
 
 @contextmanager
 def hold_folder(training: RunArguments, folder: str | Path, identity: RunIdentity, arguments: dict) -> Iterator[None]:
-    """Hold a folder as [`claim_run_folder`] in the first process, while all of them are at work in it."""
+    """
+    Hold a folder as [`claim_run_folder`] in the first process, while all of them are at work in it; what it raises is
+    raised in all.
+    """
     with ExitStack() as stack:
-        with training.main_process_first(local=False):
-            if training.should_save:
+        refused: list[str | None] = [None]
+        if training.should_save:
+            try:
                 stack.enter_context(claim_run_folder(folder, identity, arguments, training.overwrite))
+            except UserError as error:
+                refused = [str(error)]
+        if reason := broadcast_object_list(refused)[0]:
+            raise UserError(reason)
         yield
 
 
@@ -260,6 +271,7 @@ def upload_run(training: TrainingArguments, folder: str | Path, message: str) ->
     name = training.hub_model_id or Path(folder).resolve().name
     try:
         repo = create_repo(name, private=training.hub_private_repo, exist_ok=True)
+        name_in_card(folder, repo.repo_id)
         upload_folder(
             repo_id=repo.repo_id,
             folder_path=str(folder),
@@ -283,10 +295,13 @@ def finish_trackers(training: TrainingArguments) -> None:
 
 
 class LengthsOfEpoch(LengthGroupedSampler):
-    """A sampler's lengths in the order of an epoch; its own depends on what was drawn before."""
+    """
+    A sampler's lengths in the order of an epoch; its own depends on what was drawn before, and on how many devices
+    share the `batch_size` of a step.
+    """
 
-    def __init__(self, sampler: LengthGroupedSampler, seed: int):
-        super().__init__(sampler.batch_size, lengths=sampler.lengths)
+    def __init__(self, sampler: LengthGroupedSampler, batch_size: int, seed: int):
+        super().__init__(batch_size, lengths=sampler.lengths)
         self.seed, self.epoch = seed, 0
 
     def set_epoch(self, epoch: int) -> None:
@@ -315,7 +330,8 @@ class ExperimentTrainer(Trainer):
         """Of batches of like lengths, an order that a resumed run has again: of the seed and the epoch alone."""
         sampler = super()._get_train_sampler(*args, **kwargs)
         if type(sampler) is LengthGroupedSampler:
-            return LengthsOfEpoch(sampler, self.args.seed if self.args.data_seed is None else self.args.data_seed)
+            seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
+            return LengthsOfEpoch(sampler, global_batch(self.args), seed)
         return sampler
 
     def _get_eval_sampler(self, *args: Any, **kwargs: Any) -> Any:
@@ -430,6 +446,8 @@ class StepTimer(TrainerCallback):
 
 def _check_upload(training: TrainingArguments, given: dict[str, Any]) -> None:
     """Find out now, and not after hours of training, that nothing can be uploaded."""
+    if not training.do_train:
+        raise UserError("--push_to_hub uploads what is trained, here nothing; add --do_train, or leave it out.")
     if "hub_strategy" in given and training.hub_strategy != HubStrategy.END:
         what = f"--hub_strategy {HubStrategy(training.hub_strategy).value} uploads a folder as it is"
         raise UserError(f"{what}, with paths of this machine; leave it out: a finished run is uploaded.")

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from experiments import parallel
 from experiments.arguments import UserError
-from experiments.lra import parallel
 from experiments.lra.listops import (
     FILES,
     OPERATORS,
@@ -158,7 +158,7 @@ def _start_worker(sender) -> None:
 
 
 def _work(sender) -> None:
-    parallel._follow_parent()
+    parallel.follow_parent()
     sender.send(os.getpid())
     time.sleep(60)
 

@@ -254,6 +254,13 @@ def test_reviews_are_read_from_folders_and_tables(tmp_path):
     (tmp_path / "b" / "train.csv").unlink()
     with pytest.raises(UserError, match="train, text 1 is empty"):
         texts.read_reviews(tmp_path / "b", 9)
+    (tmp_path / "b" / "train.jsonl").write_text('{"text": ["a", "b"], "label": 1}')
+    with pytest.raises(UserError, match=r"row 1: \['a', 'b'\] stands in the place of a text; mend it"):
+        texts.read_reviews(tmp_path / "b", 9)
+    (tmp_path / "a" / "test" / "pos" / "77.txt").symlink_to(tmp_path / "nothing")
+    with pytest.raises(UserError, match=r"pos/77.txt cannot be read \(No such file or directory\); mend it or leave"):
+        texts.read_reviews(tmp_path / "a", 9)
+    (tmp_path / "a" / "test" / "pos" / "77.txt").unlink()
     (tmp_path / "a" / "test" / "pos" / "7.txt").write_text(" \n")
     with pytest.raises(UserError, match=r"pos/7.txt is empty"):
         texts.read_reviews(tmp_path / "a", 9)

@@ -288,6 +288,7 @@ def test_results_of_another_script_are_left_alone(quick, text):
         ["--rounds", "0"],
         ["--warmup", "-1"],
         ["--time_limit_s", "0"],
+        ["--time_limit_s", "nan"],
         ["--compile", "--count"],
         ["--tokens_per_batch", "1000"],
         ["--tokens_per_batch", "-512"],
@@ -295,6 +296,9 @@ def test_results_of_another_script_are_left_alone(quick, text):
         ["--made_for", "512"],
         ["--padded"],
         ["--count", "--made_for", "32768"],
+        ["--count", "--modes", "inference"],
+        ["--count", "--dropout", "0.1", "0.3"],
+        ["--count", "--num_layers", "1"],
     ],
 )
 def test_mistakes_are_said_in_one_line(flags):

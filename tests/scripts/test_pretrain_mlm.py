@@ -4,6 +4,7 @@ import json
 import math
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -512,3 +513,5 @@ def test_a_finished_run_is_uploaded_with_its_card(tmp_path, recipe, monkeypatch)
     card = (tmp_path / "run" / "README.md").read_text()
     assert "unigram frequencies" in card
     assert "pipeline_tag: fill-mask" in card
+    (code,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
+    compile(code, "card", "exec")

@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 import torch
 from datasets import Dataset
+from filelock import FileLock
 from huggingface_hub.errors import LocalTokenNotFoundError
 from torch import nn
 from transformers.modeling_outputs import SequenceClassifierOutput
@@ -16,7 +17,7 @@ from transformers.trainer_pt_utils import LengthGroupedSampler
 
 from experiments import training as training_module
 from experiments.arguments import UserError, parse_args
-from experiments.run_folder import folder_state
+from experiments.run_folder import RunIdentity, folder_state
 from experiments.training import (
     ExperimentTrainer,
     LengthsOfEpoch,
@@ -25,6 +26,7 @@ from experiments.training import (
     describe_steps,
     finish_trackers,
     global_batch,
+    hold_folder,
     prepare,
     training_identity,
     upload_run,
@@ -350,6 +352,11 @@ def test_steps_in_words(tmp_path):
 def test_a_run_is_uploaded_without_what_names_this_machine(tmp_path, monkeypatch):
     uploads = []
     monkeypatch.setattr(training_module, "upload_folder", lambda **options: uploads.append(options))
+    (tmp_path / "mine").mkdir()
+    card = (
+        '---\nmodel-index:\n- name: {0}\n  results: []\n---\n\n# {0}\n\nMade in mine: `pipeline("x", model="{0}")`\n'
+    )
+    (tmp_path / "mine" / "README.md").write_text(card.format("mine"))
     repo = types.SimpleNamespace(repo_id="me/mine")
     monkeypatch.setattr(training_module, "create_repo", lambda name, **options: repo if name == "mine" else None)
     training: Any = arguments(tmp_path)
@@ -359,7 +366,8 @@ def test_a_run_is_uploaded_without_what_names_this_machine(tmp_path, monkeypatch
     upload_run(training, tmp_path / "mine", "End")
     assert (uploads[0]["repo_id"], uploads[0]["folder_path"]) == ("me/mine", str(tmp_path / "mine"))
     patterns = uploads[0]["ignore_patterns"]
-    assert {"arguments.yaml", "run.json", "training_args.bin", "checkpoint-*"} <= set(patterns)
+    assert {"arguments.yaml", "run.json", "training_args.bin", "checkpoint-*", "lra.json"} <= set(patterns)
+    assert (tmp_path / "mine" / "README.md").read_text() == card.format("me/mine")
 
     def refuse(**options):
         raise OSError("no route to host")
@@ -386,6 +394,27 @@ def test_a_hub_strategy_that_uploads_folders_as_they_are_is_refused(tmp_path, mo
         prepare(arguments(tmp_path, "--push_to_hub"), {})
 
 
+def test_nothing_is_pushed_where_nothing_is_trained(tmp_path):
+    with pytest.raises(UserError, match="--push_to_hub uploads what is trained, here nothing; add --do_train, or"):
+        prepare(arguments(tmp_path, "--push_to_hub", "--do_eval"), {"do_eval": True})
+
+
+def test_a_folder_that_is_held_elsewhere_is_left_by_all_processes(tmp_path, monkeypatch):
+    identity = RunIdentity({}, {"max_steps": 1})
+    (tmp_path / "run").mkdir()
+    with (
+        FileLock(tmp_path / "run" / ".lock"),
+        pytest.raises(UserError, match="Another process is at work"),
+        hold_folder(arguments(tmp_path), tmp_path / "run", identity, {}),
+    ):
+        pass
+    other: Any = types.SimpleNamespace(should_save=False)
+    monkeypatch.setattr(training_module, "broadcast_object_list", lambda refused: ["what the first process was told"])
+    with pytest.raises(UserError, match="what the first"), hold_folder(other, tmp_path / "new", identity, {}):
+        pass
+    assert not (tmp_path / "new").exists()
+
+
 def test_every_training_is_a_run_of_its_own_in_a_tracker(tmp_path, monkeypatch):
     ended = []
 
@@ -406,7 +435,7 @@ def test_the_order_of_like_lengths_is_that_of_the_seed_and_the_epoch():
     lengths = torch.randint(1, 50, (200,), generator=torch.Generator().manual_seed(0)).tolist()
 
     def order(seed: int, epoch: int) -> list[int]:
-        sampler = LengthsOfEpoch(LengthGroupedSampler(8, lengths=lengths), seed)
+        sampler = LengthsOfEpoch(LengthGroupedSampler(4, lengths=lengths), 8, seed)  # of two devices
         sampler.set_epoch(epoch)
         torch.rand(epoch + 1)
         return list(sampler)

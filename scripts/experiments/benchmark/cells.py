@@ -42,7 +42,7 @@ class MeasurementArguments:
     def __post_init__(self) -> None:
         require_at_least(1, self, "rounds")
         require_at_least(0, self, "warmup")
-        if self.time_limit_s <= 0:
+        if not 0 < self.time_limit_s:
             raise UserError(f"--time_limit_s {self.time_limit_s:g} must be more than 0.")
         if self.device == "cuda" and not torch.cuda.is_available():
             raise UserError("--device cuda: there is no CUDA device here; leave the flag out or pass --device cpu.")

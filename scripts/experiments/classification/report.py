@@ -14,7 +14,7 @@ from experiments.classification.data import TextArguments, TextData
 from experiments.classification.labels import MULTI, SINGLE, Problem, format_names
 from experiments.classification.metrics import METRICS, average_documents, decide
 from experiments.fine_tuning import best_trial, trial_folders
-from experiments.model_card import example_input, format_scores, write_classifier_card
+from experiments.model_card import example_input, format_scores, public_name, write_classifier_card
 from experiments.plots import plot_confusion_matrix
 from experiments.results import read_json, write_atomically, write_json, write_results
 from experiments.run_folder import ARGUMENTS_FILE, METRICS_FILE, RUN_FILE
@@ -124,7 +124,8 @@ def write_text_card(
     data: TextData, texts: TextArguments, folder: Path, metrics: dict[str, Any], arguments: dict[str, Any]
 ) -> None:
     """Write the model card of a trial."""
-    kind, source = data.problem.kind, texts.dataset_name or Path(data.parts["train"].source).name
+    kind, on_hub = data.problem.kind, texts.dataset_name
+    source = public_name(on_hub) if on_hub else Path(data.parts["train"].source).name
     names = (*METRICS[kind], f"document_{METRICS[kind][0]}")
     write_classifier_card(
         *(folder, metrics, arguments),
@@ -135,7 +136,7 @@ def write_text_card(
         scores={name: metrics[f"eval_{name}"] for name in names if f"eval_{name}" in metrics},
         others=metrics["baselines"],
         evaluated_on=f"{metrics['eval_samples']:,} examples ({data.held_out or 'given for evaluation'})",
-        datasets=(texts.dataset_name,) if texts.dataset_name else (),
+        datasets=(on_hub,) if on_hub and public_name(on_hub) == on_hub else (),
         base_model=arguments.get("model_name_or_path"),
     )
 

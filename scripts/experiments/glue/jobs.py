@@ -16,7 +16,7 @@ from experiments import fine_tuning
 from experiments.arguments import Command, UserError
 from experiments.glue.metrics import compute_metrics, majority_metrics, predicted_labels
 from experiments.glue.tasks import DIAGNOSTICS, SIMILARITY_RANGE, GlueTask
-from experiments.model_card import example_input, write_classifier_card
+from experiments.model_card import example_input, public_name, write_classifier_card
 from experiments.models import (
     CheckpointArguments,
     add_lora,
@@ -98,6 +98,7 @@ def make_job(
     """The job of a task, whose rows become tokens here, from what the functions above give."""
     (glue, training), trains = command.groups[2:], "train" in splits
     evaluation, workers = splits[task.evaluation_splits[0]], glue.preprocessing_num_workers
+    is_local = bool(glue.inputs()) or public_name(glue.dataset_name) != glue.dataset_name
     collator = classifier.make_collator(tokenizer, glue.max_seq_length, glue.pad_to_max_length)
     return fine_tuning.Job(
         name=task.name,
@@ -116,7 +117,7 @@ def make_job(
             "majority": majority_metrics(task, splits["train"], evaluation) if trains else None,
         },
         # Files that lie here may be anything.
-        write_card=partial(write_task_card, task, start, () if glue.inputs() else (glue.dataset_name,)),
+        write_card=partial(write_task_card, task, start, () if is_local else (glue.dataset_name,)),
     )
 
 

@@ -1,6 +1,7 @@
 """CIFAR-10 as sequences of grey pixels, row by row, and noise on them."""
 
 import io
+import lzma
 import pickle
 import tarfile
 import zipfile
@@ -16,6 +17,7 @@ from tqdm import tqdm
 from experiments.arguments import UserError, one_line
 from experiments.loading import explained_errors
 from experiments.lra.examples import Examples
+from experiments.model_card import public_name
 
 
 HUB_DATASET = "uoft-cs/cifar10"
@@ -66,6 +68,7 @@ def read_images(path: Path) -> dict[str, Examples]:
         tarfile.TarError,
         zipfile.BadZipFile,
         zlib.error,
+        lzma.LZMAError,
         pickle.PickleError,
     ) as error:
         what = "an .npz, cifar-10-python.tar.gz or the folder cifar-10-batches-py that is in it"
@@ -83,7 +86,7 @@ def load_images(name: str, revision: str | None, cache_dir: str | None) -> dict[
             pictures = tqdm(splits[part]["img"], f"Reading {name}", disable=None)
             arrays += [np.stack([np.asarray(picture.convert("RGB")) for picture in pictures])]
             arrays += [np.asarray(splits[part]["label"])]
-    return split_images(arrays, name)
+    return split_images(arrays, public_name(name))
 
 
 def split_images(arrays: Any, source: str) -> dict[str, Examples]:

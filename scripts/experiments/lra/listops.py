@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from experiments.arguments import UserError, one_line
 from experiments.lra.examples import Examples, strip_table
-from experiments.lra.parallel import map_parts
+from experiments.parallel import map_parts
 from experiments.results import replace_file
 
 

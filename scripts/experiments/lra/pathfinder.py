@@ -14,8 +14,8 @@ from tqdm import tqdm
 from experiments.arguments import UserError, one_line
 from experiments.lra.contours import PathfinderParameters
 from experiments.lra.examples import Examples
-from experiments.lra.parallel import map_parts, split_work
 from experiments.lra.scenes import make_scenes
+from experiments.parallel import map_parts, split_work
 from experiments.results import replace_file
 
 

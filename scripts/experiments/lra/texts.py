@@ -10,6 +10,7 @@ from tqdm import tqdm
 from experiments.arguments import UserError, one_line
 from experiments.loading import explained_errors, read_table_file
 from experiments.lra.examples import Examples, strip_table
+from experiments.model_card import public_name
 
 
 IMDB = "stanfordnlp/imdb"
@@ -43,7 +44,7 @@ def read_reviews(folder: Path, max_length: int, cache_dir: str | None = None) ->
             if empty := [name for name, found in files.items() if not found]:
                 raise UserError(f"{folder / part / empty[0]} has no .txt files; {part} needs pos/*.txt and neg/*.txt.")
             pairs = [(file, _LABELS[name]) for name, found in files.items() for file in found]
-            texts = [file.read_bytes() for file, _ in tqdm(pairs, f"Reading {folder / part}", disable=None)]
+            texts = [_read_bytes(file) for file, _ in tqdm(pairs, f"Reading {folder / part}", disable=None)]
             if blank := [file for (file, _), text in zip(pairs, texts, strict=True) if not text.strip()]:
                 raise UserError(f"{blank[0]} is empty; mend it or leave it out.")
             parts[part] = (texts, [label for _, label in pairs])
@@ -60,7 +61,8 @@ def load_reviews(name: str, revision: str | None, cache_dir: str | None, max_len
         splits = load_dataset(name, revision=revision, cache_dir=cache_dir)
     if lacking := {"train", "test"} - set(splits):
         raise UserError(f"{name} has no part {' and no '.join(sorted(lacking))}; it has {', '.join(splits)}.")
-    return _split_reviews({part: _read_columns(name, splits[part]) for part in ("train", "test")}, name, max_length)
+    parts = {part: _read_columns(name, splits[part]) for part in ("train", "test")}
+    return _split_reviews(parts, public_name(name), max_length)
 
 
 def read_pairs(folder: Path, max_length: int) -> dict[str, Examples]:
@@ -131,6 +133,13 @@ def make_pairs(sizes: Sequence[int], length: int, seed: int) -> dict[str, Exampl
     return parts
 
 
+def _read_bytes(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise UserError(f"{file} cannot be read ({error.strerror}); mend it or leave it out.") from error
+
+
 def _read_columns(source: str, rows: Dataset) -> tuple[list[bytes], list[int]]:
     if lacking := {"text", "label"} - set(rows.column_names):
         raise UserError(f"{source} has no column {' and no '.join(sorted(lacking))}; it has {rows.column_names}.")
@@ -140,7 +149,10 @@ def _read_columns(source: str, rows: Dataset) -> tuple[list[bytes], list[int]]:
         if label not in (0, 1):
             known = "0 or 1 (or neg or pos, negative or positive)"
             raise UserError(f"{source}, row {number}: the label is {label}; it must be {known}.")
-    return [str(text or "").encode() for text in rows["text"]], [int(label) for label in names]
+    for number, text in enumerate(rows["text"], start=1):
+        if not isinstance(text, str | None):
+            raise UserError(f"{source}, row {number}: {text!r} stands in the place of a text; mend it.")
+    return [(text or "").encode() for text in rows["text"]], [int(label) for label in names]
 
 
 def _split_reviews(

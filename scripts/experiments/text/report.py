@@ -1,5 +1,6 @@
 """What a pre-training run leaves beside its checkpoint: loss curve, model card and metrics."""
 
+import json
 import logging
 from collections.abc import Mapping
 from pathlib import Path
@@ -45,7 +46,7 @@ def write_report(
             pipeline_tag="fill-mask",
             description=f"A masked language model of type `{metrics['model_type']}` with {size}, "
             f"{f'going on from `{Path(origin).name}`, ' if origin else ''}trained on {corpus.description}.",
-            example=example.replace('"', "'"),
+            example=json.dumps(" ".join(example.split()), ensure_ascii=False),
             scores={name: metrics[f"eval_{name}"] for name in _SHOWN},
             results=table,
             evaluated_on="the evaluation part of the text",

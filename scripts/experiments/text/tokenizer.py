@@ -17,6 +17,7 @@ from tqdm.auto import tqdm
 from transformers import BertTokenizer, PreTrainedTokenizerBase
 
 from experiments.arguments import UserError
+from experiments.models import TOKENIZER_FILES
 from experiments.text.source import TextSource
 
 
@@ -111,6 +112,9 @@ def save_tokenizer(tokenizer: BertTokenizer, output_dir: str | Path, overwrite: 
             content = Path(unfinished, "tokenizer")
             tokenizer.save_pretrained(content)
             if folder.exists() and any(folder.iterdir()):
+                for pattern in TOKENIZER_FILES:  # of another kind, which would be read beside the new ones
+                    for file in folder.glob(pattern):
+                        file.unlink()
                 for file in content.iterdir():
                     os.replace(file, folder / file.name)
             else:

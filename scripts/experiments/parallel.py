@@ -41,7 +41,7 @@ def map_parts(
         yield from map(function, parts)
         return
     parts, waiting = iter(parts), deque[Future[Result]]()
-    with ProcessPoolExecutor(processes, _context(function), _follow_parent) as pool:
+    with ProcessPoolExecutor(processes, _context(function), follow_parent) as pool:
         try:
             waiting.extend(pool.submit(function, part) for part in itertools.islice(parts, 2 * processes))
             while waiting:
@@ -70,7 +70,7 @@ def _context(function: Any) -> Any:
     return context
 
 
-def _follow_parent() -> None:
+def follow_parent() -> None:
     """Leave interrupts to the parent, and end with it: one that is killed cannot end its processes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
