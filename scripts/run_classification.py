@@ -41,7 +41,8 @@ from experiments.fine_tuning import (
     summarise_seeds,
     trial_folders,
 )
-from experiments.models import CheckpointArguments, LoraArguments, add_lora, load_classifier, name_of_checkpoint
+from experiments.model_card import public_name
+from experiments.models import CheckpointArguments, LoraArguments, add_lora, load_classifier
 from experiments.run_folder import ARGUMENTS_FILE, recorded_arguments
 from experiments.text import classifier
 from experiments.text.packing import count_tokens
@@ -163,7 +164,7 @@ def make_job(command: Command, data: TextData, splits: dict[str, Dataset], colla
             **classifier.checkpoint_identity(checkpoint, lora),
         },
         facts={
-            "started_from": name_of_checkpoint(checkpoint.model_name_or_path),
+            "started_from": public_name(checkpoint.model_name_or_path),
             "problem_type": data.problem.kind,
             "held_out": data.held_out,
             "is_partial": bool(texts.max_train_samples or texts.max_eval_samples),

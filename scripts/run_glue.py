@@ -24,7 +24,8 @@ from experiments.fine_tuning import FineTuningArguments, check_job, read_metrics
 from experiments.glue import jobs
 from experiments.glue.table import write_glue_table
 from experiments.glue.tasks import DIAGNOSTICS, TASKS, GlueArguments, GlueTask, load_splits, load_tests
-from experiments.models import CheckpointArguments, LoraArguments, name_of_checkpoint
+from experiments.model_card import public_name
+from experiments.models import CheckpointArguments, LoraArguments
 from experiments.results import read_json
 from experiments.run_folder import METRICS_FILE, RUN_FILE, recorded_arguments
 from experiments.text.classifier import checkpoint_identity
@@ -109,7 +110,7 @@ def report(output: Path, checkpoint: CheckpointArguments, predicted: bool) -> No
     """Write and show the table of all finished tasks in the folder, and pack the submission."""
     finished = {name: read_metrics(output / name) for name in TASKS if (output / name / METRICS_FILE).is_file()}
     if finished:
-        print(write_glue_table(output, name_of_checkpoint(checkpoint.model_name_or_path), finished))
+        print(write_glue_table(output, public_name(checkpoint.model_name_or_path), finished))
         logger.info("The table is in %s, glue.json and glue.png.", output / "glue.md")
     if predicted:
         archive = output / "submission.zip"

@@ -24,6 +24,7 @@ from transformers.utils import find_adapter_config_file, is_peft_available
 
 from experiments.architectures import build_comparable_config, explain_failure, length_fields, longest_input
 from experiments.arguments import UserError, explained, flag, require_at_least
+from experiments.model_card import public_name
 from modeling_sktformer import SKTformerConfig, available_presets, load_preset
 
 
@@ -212,11 +213,6 @@ def fingerprint_checkpoint(name: str, revision: str = "main") -> str:
     return digest.hexdigest()
 
 
-def name_of_checkpoint(place: str) -> str:
-    """A name, and not where it lies on this machine."""
-    return Path(place).resolve().name if Path(place).exists() else place
-
-
 def fingerprint_config(name: str) -> str:
     """What `--config_name` names: of a file or folder its name and a digest; a preset and the Hub's by name alone."""
     path = Path(name)
@@ -323,7 +319,7 @@ def merge_adapters(adapted: Any, folder: Path | None) -> PreTrainedModel:
     """
     if folder is not None:
         for config in adapted.peft_config.values():
-            config.base_model_name_or_path = name_of_checkpoint(config.base_model_name_or_path)
+            config.base_model_name_or_path = public_name(config.base_model_name_or_path)
         adapted.save_pretrained(folder, save_embedding_layers=False)  # which have not changed
         (folder / "README.md").unlink(missing_ok=True)  # a form to fill in, which names that place
     return adapted.merge_and_unload()

@@ -22,7 +22,6 @@ from experiments.models import (
     add_lora,
     fingerprint_checkpoint,
     load_classifier,
-    name_of_checkpoint,
 )
 from experiments.results import read_json, replace_file, write_atomically
 from experiments.run_folder import ARGUMENTS_FILE, RUN_FILE
@@ -111,7 +110,7 @@ def make_job(
         shown=task.metrics,
         identity=identity,
         facts={
-            "started_from": name_of_checkpoint(start.model_name_or_path),
+            "started_from": public_name(start.model_name_or_path),
             "is_partial": bool(glue.max_train_samples or glue.max_eval_samples),
             "is_best": trains and training.load_best_model_at_end,
             "majority": majority_metrics(task, splits["train"], evaluation) if trains else None,
