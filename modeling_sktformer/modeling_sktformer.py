@@ -326,7 +326,8 @@ class SKTformerPreTrainedModel(PreTrainedModel):
         if self._auto_class is not None:
             self.config.auto_map = dict(self._auto_map)
             # FSDP puts a class of torch's in the place of the model's, and that of a notebook has no file.
-            named = next(each for each in kind.__mro__ if not each.__module__.startswith(("torch.", "__main__")))
+            fileless = ("torch.", "__main__", "__mp_main__")
+            named = next(c for c in kind.__mro__ if hasattr(c, "_auto_map") and not c.__module__.startswith(fileless))
             kind.__module__, kind.__name__ = named.__module__, named.__name__
         try:
             return super().save_pretrained(save_directory, *args, **kwargs)

@@ -65,7 +65,7 @@ def main() -> None:
         logger.warning("--test_file is not read; add --do_train --do_eval --do_predict to do all three.")
     only_predicts = not (trains or training.do_eval)
     if only_predicts:
-        check_answers(folder, checkpoint.model_name_or_path, training.overwrite)
+        check_answers(folder, checkpoint, training.overwrite)
 
     if not (trains or texts.max_seq_length or texts.excerpt_length):
         texts.max_seq_length = trained_length(checkpoint.model_name_or_path)

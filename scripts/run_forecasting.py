@@ -38,7 +38,7 @@ def main() -> None:
     recipe = RECIPES / "best" / "base.yaml" if names_file else RECIPES / "base.yaml"
     command = parse_command(ARGUMENTS, __doc__, recipe, RECIPES / "quickstart.yaml")
     forecaster, arguments, training = command.groups
-    if training.push_to_hub and training.do_train and len(arguments.horizons()) > 1:
+    if training.push_to_hub and len(arguments.horizons()) > 1:
         raise UserError("--push_to_hub pushes one model; give one --prediction_length.")
     names_own = {"data_file", "dataset_name"} & command.given.keys()
     training.do_predict = training.do_predict or bool(names_own and not set(STAGES) & command.given.keys())

@@ -119,7 +119,9 @@ def name_in_card(folder: str | Path, name: str) -> None:
         return
     text = file.read_text(encoding="utf-8")
     known = ModelCard(text, ignore_metadata_errors=True).data.get("model_name")
-    for form in ("# {}\n", "- name: {}\n", '"{}"') if known else ():
+    forms = ["\n# {}\n", "- name: {}\n", "- name: '{}'\n"]
+    forms += ['model="{}"', 'from_pretrained("{}"', '--model_name_or_path "{}"']
+    for form in forms if known else []:
         text = text.replace(form.format(known), form.format(name))
     write_atomically(file, text)
 

@@ -32,9 +32,7 @@ logger = logging.getLogger(__name__)
 
 TRAINED_DTYPE = torch.float32  # of weights, also of a checkpoint in half precision, which would lose small steps
 _CHECKPOINT_FILES = ("config.json", "*.safetensors", "pytorch_model*.bin")
-TOKENIZER_FILES = (
-    *("tokenizer*.json", "special_tokens_map.json", "added_tokens.json", "vocab*", "merges.txt", "*.model"),
-)
+_TOKENIZER_FILES = ("tokenizer*.json", "special_tokens_map.json", "vocab*", "merges.txt", "*.model")
 
 
 @dataclass(kw_only=True)
@@ -188,7 +186,7 @@ def load_tokenizer(
 ) -> PreTrainedTokenizerBase:
     """A fast tokenizer with the special tokens `needed` (mask, pad, cls, sep); a `UserError` if there is none."""
     nothing = UserError(f"The checkpoint {name} holds no tokenizer; save one beside it or give --tokenizer_name.")
-    if Path(name).is_dir() and not _find_files(name, TOKENIZER_FILES):
+    if Path(name).is_dir() and not _find_files(name, _TOKENIZER_FILES):
         raise nothing
     with explained(f"The tokenizer {name} cannot be loaded"):
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code, revision=revision)
@@ -207,7 +205,7 @@ def fingerprint_checkpoint(name: str, revision: str = "main") -> str:
     if not Path(name).is_dir():
         return f"{name}@{revision}"
     digest = hashlib.sha256()
-    for file in _find_files(name, (*_CHECKPOINT_FILES, *TOKENIZER_FILES)):
+    for file in _find_files(name, (*_CHECKPOINT_FILES, *_TOKENIZER_FILES)):
         with file.open("rb") as stream:
             digest.update(file.name.encode() + hashlib.file_digest(stream, "sha256").digest())
     return digest.hexdigest()

@@ -73,9 +73,14 @@ def _context(function: Any) -> Any:
 def follow_parent() -> None:
     """Leave interrupts to the parent, and end with it: one that is killed cannot end its processes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    end_with_parent()
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
+    """End this process when the one that has started it is gone."""
+    threading.Thread(target=_wait_for_parent, daemon=True).start()
+
+
+def _wait_for_parent() -> None:
     cast(Any, multiprocessing.parent_process()).join()
     os._exit(1)

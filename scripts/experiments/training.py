@@ -213,14 +213,15 @@ def hold_folder(training: RunArguments, folder: str | Path, identity: RunIdentit
     raised in all.
     """
     with ExitStack() as stack:
-        refused: list[str | None] = [None]
-        if training.should_save:
+        failure, reasons = None, [""]
+        if training.process_index == 0:
             try:
                 stack.enter_context(claim_run_folder(folder, identity, arguments, training.overwrite))
-            except UserError as error:
-                refused = [str(error)]
-        if reason := broadcast_object_list(refused)[0]:
-            raise UserError(reason)
+            except Exception as error:
+                failure, reasons = error, [str(error) or type(error).__name__]
+        broadcast_object_list(reasons)
+        if reasons[0]:
+            raise failure or UserError(reasons[0])
         yield
 
 

@@ -733,7 +733,8 @@ AutoModel.from_pretrained(sys.argv[2], trust_remote_code=True)
 
 def test_a_class_of_one_s_own_is_saved_as_the_one_that_has_a_file(tmp_path):
     """Of a notebook's class, and of what FSDP puts in the place of a model's, a checkpoint would hold no code."""
-    own = type("Mine", (SKTformerForSequenceClassification,), {"__module__": "torch.distributed.fsdp._fully_shard"})
+    parents = (type("Mixin", (), {}), SKTformerForSequenceClassification)
+    own = type("Mine", parents, {"__module__": "torch.distributed.fsdp._fully_shard"})
     model = make_float32_model(own)
     model.save_pretrained(tmp_path / "saved")
     assert (own.__module__, own.__name__) == ("torch.distributed.fsdp._fully_shard", "Mine")

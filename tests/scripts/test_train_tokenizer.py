@@ -173,11 +173,13 @@ def test_a_folder_with_files_is_refused(tmp_path, tokenizer):
 def test_overwriting_leaves_other_files_alone(tmp_path, tokenizer):
     save_tokenizer(tokenizer, tmp_path / "tokenizer")
     (tmp_path / "tokenizer" / "notes.txt").write_text("keep", encoding="utf-8")
+    (tmp_path / "tokenizer" / "vocabulary.txt").touch()
     for name in ("special_tokens_map.json", "added_tokens.json"):  # of an older transformers, and another kind
         (tmp_path / "tokenizer" / name).write_text("{}", encoding="utf-8")
     save_tokenizer(train_wordpiece(make_texts(), vocab_size=150), tmp_path / "tokenizer", overwrite=True)
     assert len(AutoTokenizer.from_pretrained(tmp_path / "tokenizer")) == 150
     assert (tmp_path / "tokenizer" / "notes.txt").read_text(encoding="utf-8") == "keep"
+    assert (tmp_path / "tokenizer" / "vocabulary.txt").is_file()
     assert not {"special_tokens_map.json", "added_tokens.json"} & set(os.listdir(tmp_path / "tokenizer"))
     assert os.listdir(tmp_path) == ["tokenizer"]
 

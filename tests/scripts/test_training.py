@@ -353,9 +353,8 @@ def test_a_run_is_uploaded_without_what_names_this_machine(tmp_path, monkeypatch
     uploads = []
     monkeypatch.setattr(training_module, "upload_folder", lambda **options: uploads.append(options))
     (tmp_path / "mine").mkdir()
-    card = (
-        '---\nmodel-index:\n- name: {0}\n  results: []\n---\n\n# {0}\n\nMade in mine: `pipeline("x", model="{0}")`\n'
-    )
+    card = "---\nmodel-index:\n- name: {0}\n  results: []\n---\n\n# {0}\n\n## mine\n\n"
+    card += '"mine" made in mine: `pipeline("x", model="{0}")`\n'
     (tmp_path / "mine" / "README.md").write_text(card.format("mine"))
     repo = types.SimpleNamespace(repo_id="me/mine")
     monkeypatch.setattr(training_module, "create_repo", lambda name, **options: repo if name == "mine" else None)
@@ -408,8 +407,12 @@ def test_a_folder_that_is_held_elsewhere_is_left_by_all_processes(tmp_path, monk
         hold_folder(arguments(tmp_path), tmp_path / "run", identity, {}),
     ):
         pass
-    other: Any = types.SimpleNamespace(should_save=False)
-    monkeypatch.setattr(training_module, "broadcast_object_list", lambda refused: ["what the first process was told"])
+    other: Any = types.SimpleNamespace(process_index=1)
+
+    def tell(reasons):
+        reasons[:] = ["what the first process was told"]
+
+    monkeypatch.setattr(training_module, "broadcast_object_list", tell)
     with pytest.raises(UserError, match="what the first"), hold_folder(other, tmp_path / "new", identity, {}):
         pass
     assert not (tmp_path / "new").exists()

@@ -21,7 +21,7 @@ import psutil
 import torch
 from tqdm import tqdm
 
-from experiments.parallel import follow_parent
+from experiments.parallel import end_with_parent
 
 
 OUT_OF_MEMORY = "out of memory"
@@ -156,7 +156,7 @@ def run_alone(
 
 
 def _prepare_process(num_threads: int, memory_limit: int | None) -> None:
-    follow_parent()
+    end_with_parent()
     torch.set_num_threads(num_threads)
     if memory_limit is not None:
         with contextlib.suppress(OSError, AttributeError):  # where psutil has no limits

@@ -9,21 +9,22 @@ import numpy as np
 import pandas as pd
 from sklearn.metrics import confusion_matrix
 
-from experiments.arguments import UserError, load_recipe
+from experiments.arguments import UserError
 from experiments.classification.data import TextArguments, TextData
 from experiments.classification.labels import MULTI, SINGLE, Problem, format_names
 from experiments.classification.metrics import METRICS, average_documents, decide
 from experiments.fine_tuning import best_trial, trial_folders
 from experiments.model_card import example_input, format_scores, public_name, write_classifier_card
+from experiments.models import CheckpointArguments, fingerprint_checkpoint
 from experiments.plots import plot_confusion_matrix
 from experiments.results import read_json, write_atomically, write_json, write_results
-from experiments.run_folder import ARGUMENTS_FILE, METRICS_FILE, RUN_FILE
+from experiments.run_folder import METRICS_FILE, RUN_FILE
 
 
 _TEST_FILES = ("predictions.csv", "documents.csv", "test_confusion.csv", "test_confusion.png")
 
 
-def check_answers(folder: Path, model: str, overwrite: bool) -> None:
+def check_answers(folder: Path, checkpoint: CheckpointArguments, overwrite: bool) -> None:
     """
     Check that a folder may take predictions of a model without a run of their own.
 
@@ -35,13 +36,16 @@ def check_answers(folder: Path, model: str, overwrite: bool) -> None:
         return
     if not folder.is_dir():
         raise UserError(f"--output_dir {folder} is a file; name a folder.")
-    is_several = len(trial_folders(folder)) > 1
-    own = {folder.resolve(), best_trial(folder).resolve() if is_several else folder.resolve()}
-    if (folder / RUN_FILE).is_file() and not read_json(folder / RUN_FILE)["decides"].get("do_train", True):
-        own.add(Path(load_recipe(folder / ARGUMENTS_FILE)["model_name_or_path"]).resolve())
+    model = checkpoint.model_name_or_path
+    trials, run = trial_folders(folder), folder / RUN_FILE
+    places = [folder, *([best_trial(folder)] if len(trials) > 1 else [])]
+    is_own = Path(model).resolve() in [place.resolve() for place in places]
+    decides = read_json(run).get("decides", {}) if run.is_file() else {}
+    if not is_own and not decides.get("do_train", True):  # an evaluation
+        is_own = decides.get("checkpoint") == fingerprint_checkpoint(model, checkpoint.model_revision)
     files = {path.name for path in folder.iterdir() if not path.name.startswith(".")}
     others = sorted(files - {*_TEST_FILES, "report.md", "report.json", "all_results.json"})
-    if others and Path(model).resolve() not in own:
+    if others and not is_own:
         what = f"holds files that are no predictions of {model} ({format_names(others, 3)})"
         raise UserError(f"--output_dir {folder} {what}; choose another folder.")
     if (folder / "predictions.csv").exists() and not overwrite:

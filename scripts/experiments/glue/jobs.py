@@ -15,7 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from experiments import fine_tuning
 from experiments.arguments import Command, UserError
 from experiments.glue.metrics import compute_metrics, majority_metrics, predicted_labels
-from experiments.glue.tasks import DIAGNOSTICS, SIMILARITY_RANGE, GlueTask
+from experiments.glue.tasks import DIAGNOSTICS, SIMILARITY_RANGE, TASKS, GlueTask
 from experiments.model_card import example_input, public_name, write_classifier_card
 from experiments.models import (
     CheckpointArguments,
@@ -163,8 +163,16 @@ def delete_predictions(output: Path, task: GlueTask) -> None:
 
 
 def pack_submission(folder: Path, archive: Path) -> list[str]:
-    """Put all files of predictions in a folder into one archive, without folders in it; returns their names."""
-    files = sorted(folder.glob("*.tsv"))
+    """
+    Put the files of predictions in a folder into one archive, without folders in it; returns their names. Those of a
+    task whose model is being replaced are left out.
+    """
+    places = {folder.parent / task.name: task for task in TASKS.values()}
+    replaced = [
+        task for place, task in places.items() if (place / RUN_FILE).is_file() and not fine_tuning.trial_folders(place)
+    ]
+    outdated = {f"{name}.tsv" for task in replaced for name in task.submission.values()}
+    files = sorted(file for file in folder.glob("*.tsv") if file.name not in outdated)
     with replace_file(archive) as unfinished, zipfile.ZipFile(unfinished, "w", zipfile.ZIP_DEFLATED) as packed:
         for file in files:
             packed.write(file, file.name)

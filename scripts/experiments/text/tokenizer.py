@@ -17,7 +17,6 @@ from tqdm.auto import tqdm
 from transformers import BertTokenizer, PreTrainedTokenizerBase
 
 from experiments.arguments import UserError
-from experiments.models import TOKENIZER_FILES
 from experiments.text.source import TextSource
 
 
@@ -102,6 +101,13 @@ def sample_texts(
                 num_kept += len(text)
 
 
+# What tokenizers of other kinds and older versions leave, which would be read beside the new files.
+_OF_OTHER_KINDS = (
+    *("vocab.txt", "vocab.json", "merges.txt", "special_tokens_map.json", "added_tokens.json"),
+    *("tokenizer.model", "spiece.model", "sentencepiece.bpe.model"),
+)
+
+
 def save_tokenizer(tokenizer: BertTokenizer, output_dir: str | Path, overwrite: bool = False) -> None:
     """Write a tokenizer as a whole; a `UserError` if files are there and no `overwrite`, or it cannot be written."""
     folder = Path(output_dir)
@@ -112,11 +118,11 @@ def save_tokenizer(tokenizer: BertTokenizer, output_dir: str | Path, overwrite: 
             content = Path(unfinished, "tokenizer")
             tokenizer.save_pretrained(content)
             if folder.exists() and any(folder.iterdir()):
-                for pattern in TOKENIZER_FILES:  # of another kind, which would be read beside the new ones
-                    for file in folder.glob(pattern):
-                        file.unlink()
-                for file in content.iterdir():
-                    os.replace(file, folder / file.name)
+                new = {file.name for file in content.iterdir()}
+                for name in new:
+                    os.replace(content / name, folder / name)
+                for name in {*_OF_OTHER_KINDS} - new:
+                    (folder / name).unlink(missing_ok=True)
             else:
                 os.replace(content, folder)
     except OSError as error:

@@ -329,9 +329,18 @@ def test_predictions_are_of_the_model_that_is_there(tmp_path, recipe, monkeypatc
         context.setattr(FineTuningTrainer, "train", stop)
         with pytest.raises(Stopped):
             run(context, "--recipe", recipe, "--task_name", "cola", *other, "--overwrite")
+    with monkeypatch.context() as context:
+        stop_at_step(context, 42, 1)
+        with pytest.raises(Stopped):
+            run(context, "--recipe", recipe, "--task_name", "cola", *other, "--overwrite", "--save_strategy", "steps",
+                "--save_steps", 1)  # fmt: skip
+    run(monkeypatch, "--recipe", recipe, "--task_name", "rte", *other, "--do_train", "--do_predict")
+    with zipfile.ZipFile(folder / "submission.zip") as archive:
+        assert archive.namelist() == ["RTE.tsv"]
     assert (folder / "submission" / "CoLA.tsv").exists()
     run(monkeypatch, "--recipe", recipe, "--task_name", "cola", *other, "--overwrite")
-    assert not list(folder.glob("submission*/*.tsv")) + list(folder.glob("submission.zip"))
+    assert [path.name for path in folder.rglob("*.tsv")] == ["RTE.tsv"]
+    assert not (folder / "submission.zip").exists()
 
 
 def test_what_a_run_reads_is_not_deleted(tmp_path, recipe, monkeypatch, tasks):
