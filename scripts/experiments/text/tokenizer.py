@@ -26,6 +26,11 @@ SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 MAX_CHARACTERS = 100_000_000
 
 _MAX_ALPHABET = 1000
+# What tokenizers of other kinds and older versions leave, which would be read beside the new files.
+_OF_OTHER_KINDS = (
+    *("vocab.txt", "vocab.json", "merges.txt", "special_tokens_map.json", "added_tokens.json"),
+    *("tokenizer.model", "spiece.model", "sentencepiece.bpe.model"),
+)
 
 
 def train_wordpiece(
@@ -99,13 +104,6 @@ def sample_texts(
             if num_kept < share * num_seen:
                 yield text[: budget - num_kept]
                 num_kept += len(text)
-
-
-# What tokenizers of other kinds and older versions leave, which would be read beside the new files.
-_OF_OTHER_KINDS = (
-    *("vocab.txt", "vocab.json", "merges.txt", "special_tokens_map.json", "added_tokens.json"),
-    *("tokenizer.model", "spiece.model", "sentencepiece.bpe.model"),
-)
 
 
 def save_tokenizer(tokenizer: BertTokenizer, output_dir: str | Path, overwrite: bool = False) -> None:
