@@ -114,25 +114,27 @@ def plot_task_scores(
 
 
 def plot_benchmark(
-    curves: Mapping[str, Mapping[str, Iterable[tuple[int, float, float]]]], path: str | Path, title: str
+    curves: Mapping[str, Mapping[str, Sequence[tuple[int, float, float | None]]]], path: str | Path, title: str
 ) -> None:
     """
     Draw time and peak memory of a step against the length of the inputs, a line for each model. Axes are logarithmic;
     values that lie close together are drawn from zero on.
 
-    `curves` has for each case, a row of two panels, each model's (length in tokens, time in ms, memory in MiB).
+    `curves` has for each case, a row of panels, each model's (length in tokens, time in ms, memory in MiB, if known).
     """
+    known = any(point[2] is not None for models in curves.values() for points in models.values() for point in points)
+    labels = ("time of a step (ms)", "peak memory of a step (MiB)")[: 2 if known else 1]
     names = list(dict.fromkeys(name for models in curves.values() for name in models))
     styles = line_styles(names)
-    with open_figure(path, title, (11, 4.2 * len(curves) + 0.3), (len(curves), 2)) as (figure, panels):
-        for row, (case, models) in zip(panels, curves.items(), strict=True):
+    size = (5.5 * len(labels), 4.2 * len(curves) + 0.3)
+    with open_figure(path, title, size, (len(curves), len(labels))) as (figure, panels):
+        for row, (case, models) in zip(np.reshape(panels, (-1, len(labels))), curves.items(), strict=True):
             lengths = sorted({point[0] for points in models.values() for point in points})
-            labels = ("time of a step (ms)", "peak memory of a step (MiB)")
             for column, (axes, label) in enumerate(zip(row, labels, strict=True), start=1):
                 shown: list[float] = []
                 for name, points in models.items():
                     # A step too small to be measured would have no place on a logarithmic axis.
-                    if drawn := [(point[0], point[column]) for point in points if point[column] > 0]:
+                    if drawn := [(point[0], point[column]) for point in points if point[column]]:
                         axes.plot(*zip(*drawn, strict=True), ms=5, label=name, **styles[name])
                         shown += [value for _, value in drawn]
                 axes.set(title=case, xlabel="tokens in an input", ylabel=label)

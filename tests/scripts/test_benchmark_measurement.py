@@ -74,6 +74,21 @@ def test_memory_is_measured_and_limited_in_a_process_of_its_own():
     assert failure_reason(error.value) == OUT_OF_MEMORY
 
 
+def test_memory_on_a_gpu_is_that_of_the_second_call(monkeypatch):
+    """The first one compiles and tries kernels out, which is no part of a step."""
+    allocated, peak = [100], [100]
+
+    def step():
+        first = allocated[0] == 100
+        allocated[0] = 130
+        peak[0] = max(peak[0], 1000 if first else 150)
+
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: allocated[0])
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: peak[0])
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: peak.__setitem__(0, allocated[0]))
+    assert probe_memory(lambda: step, "cuda").peak_memory == 50
+
+
 def test_what_does_not_compile_is_said_without_its_page():
     compiled = torch.compile(lambda states: states @ states, backend="eager")
     with pytest.raises(Exception, match="fake tensor") as error:
@@ -107,8 +122,8 @@ def test_each_round_is_timed_in_a_process_of_its_own(tmp_path, seconds, calls):
     make_step = partial(make_sleep, str(tmp_path), seconds)
     turn = partial(run_alone, partial(median_times, warmup=2), make_step, preload=("torch",))
     times = [turn(), turn()]
-    assert [entry["wall"] for entry in times] == pytest.approx([seconds] * 2, abs=0.05)
-    assert all(entry["cpu"] < 0.05 for entry in times)
+    assert all(seconds <= entry["wall"] < seconds + 1 for entry in times)
+    assert all(entry["cpu"] < seconds / 2 for entry in times)
     assert [len(path.read_text()) for path in tmp_path.iterdir()] == [calls] * 2
 
 

@@ -105,6 +105,35 @@ def test_every_model_trains_and_infers(name):
     make_step(workload(name, mode="inference"), TINY)()
 
 
+def test_every_compiled_step_runs_graphs(monkeypatch):
+    """Models share code, of which PyTorch compiles a few variants and runs all further ones as they are."""
+    compile, runs = torch.compile, []
+
+    def backend(graph, inputs):
+        return lambda *values: runs.append(0) or graph(*values)
+
+    monkeypatch.setattr(torch, "compile", lambda model, **options: compile(model, backend=backend, **options))
+    torch.compiler.reset()
+    with torch._dynamo.config.patch(recompile_limit=8, fail_on_recompile_limit_hit=False):
+        for number in range(10):
+            step = make_step(workload("bert-sdpa", 8 + number, mode="inference"), replace(TINY, compile=True))
+            runs.clear()
+            step()
+            assert runs, number
+        make_step(workload("nystromformer"), replace(TINY, compile=True))()
+    torch.compiler.reset()
+
+
+def test_a_gpu_is_waited_for(monkeypatch):
+    waits = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: waits.append(0))
+    monkeypatch.setattr(nn.Module, "to", lambda module, *_: module)
+    monkeypatch.setattr(torch.Tensor, "to", lambda tensor, *_: tensor)
+    for mode in ("training", "inference"):
+        make_step(workload("bert-sdpa", mode=mode), replace(TINY, device="cuda"))()
+    assert len(waits) == 2
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_models_have_the_same_sizes_and_dropouts(name):
     config = build_config(workload(name, 64, 0.3), 1)

@@ -4,7 +4,7 @@ import contextlib
 import statistics
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -97,6 +97,7 @@ def measure_cell(
     rounds = {name: max(1, int(arguments.rounds * min(1, limit / probes[name].wall))) for name in turns}
     times = measurement.time_in_turn(turns, rounds, reasons, progress)
     turns.clear()
+    torch.compiler.reset()
     release_memory()
     rows: dict[Workload, dict[str, Any]] = {}
     for workload in cell.workloads:
@@ -132,18 +133,25 @@ def prepare_turn(workload: Workload, setting: Setting, warmup: int) -> measureme
 
 
 def probe_step(workload: Workload, setting: Setting) -> Probe:
-    """Measure one step's memory, alone; fails if it cannot be made or taken."""
+    """
+    Measure one step's memory, alone; fails if it cannot be made or taken. Memory is unknown where a step is compiled
+    on processors: what the compiler keeps cannot be told from it.
+    """
     probe, make = partial(measurement.probe_memory, device=setting.device), partial(make_warm_step, workload, setting)
     limit = int(0.9 * psutil.virtual_memory().available) if setting.device == "cpu" else None
+    if not setting.compile:
+        return measurement.run_alone(probe, make, limit, _PRELOADED)
     # Compiled code starts threads, which do not survive a fork.
-    return measurement.run_alone(probe, make, limit, () if setting.compile else _PRELOADED)
+    found = measurement.run_alone(probe, make, limit)
+    return replace(found, peak_memory=None) if setting.device == "cpu" else found
 
 
 def summarise(times: list[dict[str, float]], probe: Probe) -> dict[str, Any]:
-    """Medians of a step's rounds, in ms, and its memory in MiB."""
+    """Medians of a step's rounds, in ms, and its memory in MiB, None if unknown."""
     wall, cpu = (1000 * statistics.median(entry[clock] for entry in times) for clock in ("wall", "cpu"))
-    memory = {"peak_memory_mib": probe.peak_memory / 2**20}
-    return {"rounds": len(times), "step_time_ms": wall, "step_cpu_time_ms": cpu, **memory, "times": times}
+    memory = None if probe.peak_memory is None else probe.peak_memory / 2**20
+    cost = {"step_time_ms": wall, "step_cpu_time_ms": cpu, "peak_memory_mib": memory}
+    return {"rounds": len(times), **cost, "times": times}
 
 
 def compare(row: Mapping, baseline: Mapping) -> dict[str, float | None]:

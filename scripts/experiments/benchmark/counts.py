@@ -56,10 +56,10 @@ def count_step(workload: Workload, setting: Setting) -> dict[str, float]:
     with torch.device("meta"), FusedAttention(), torch.set_grad_enabled(is_training):
         model: Any = models.build_model(workload.model, models.build_config(workload, setting.num_layers))
         model.to(PRECISIONS[setting.precision]).train(is_training)
-        if setting.device == "cuda" and workload.model.startswith("sktformer"):
+        if workload.model.startswith("sktformer"):
             values = workload.batch_size * workload.positions * model.config.hidden_size
-            if values <= LAUNCH_BOUND_VALUES:
-                model.set_kernels("eager")  # the form that it takes there
+            if setting.compile or (setting.device == "cuda" and values <= LAUNCH_BOUND_VALUES):
+                model.set_kernels("eager")  # the form that it takes then
         if setting.padded and not takes_mask(workload.model, model):
             raise ValueError("takes no mask")
         with saved_tensors_hooks(keep, lambda tensor: tensor), counter:

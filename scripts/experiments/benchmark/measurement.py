@@ -7,6 +7,7 @@ each turn in a process of its own, by the wall and by processor time, and may fa
 
 import contextlib
 import ctypes
+import gc
 import multiprocessing
 import statistics
 import time
@@ -35,9 +36,9 @@ Turn = Callable[[], dict[str, float]]
 
 @dataclass
 class Probe:
-    """What a step needs that is taken alone: bytes beyond what was there before, seconds of its last call."""
+    """What a step needs that is taken alone: bytes beyond what was there before it, seconds of its last call."""
 
-    peak_memory: int
+    peak_memory: int | None  # None if unknown
     wall: float
 
 
@@ -81,21 +82,24 @@ def median_times(make_step: StepMaker, warmup: int = 1) -> dict[str, float]:
 
 
 def probe_memory(make_step: StepMaker, device: str = "cpu") -> Probe:
-    """Make a step and take it twice. In a process of its own: what an allocator has taken it seldom gives back."""
+    """
+    Make a step and take it twice, of which the second's memory counts: the first compiles what is compiled. In a
+    process of its own: what an allocator has taken it seldom gives back.
+    """
     with contextlib.suppress(OSError, AttributeError, TypeError):
         # glibc would keep some of the large blocks that are freed, as many as the order of allocations happens to
         # leave behind, and the peak would say how fragmented they are and not what the step holds.
         ctypes.CDLL("libc.so.6").mallopt(-3, 1 << 20)  # M_MMAP_THRESHOLD
     step = make_step()
+    gc.collect()  # a model that has been compiled stays until then, and it would be freed during the step
+    before = torch.cuda.memory_allocated() if device == "cuda" else psutil.Process().memory_info().rss
+    step()
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
     else:
         with contextlib.suppress(OSError):
             # Linux forgets the peak that imports and construction have left; elsewhere a lower one measures nothing.
             Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-        before = psutil.Process().memory_info().rss
-    step()
     start = time.perf_counter()
     step()
     wall = time.perf_counter() - start

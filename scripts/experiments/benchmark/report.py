@@ -100,7 +100,7 @@ def save_section(section: Mapping, path: Path) -> str:
     place = next((n for n, entry in enumerate(sections) if entry["key"] == section["key"]), len(sections))
     sections[place : place + 1] = [section]
     if section["key"]["comparison"] in _PICTURED:
-        curves: dict[str, dict[str, list[tuple[int, float, float]]]] = {}
+        curves: dict[str, dict[str, list[tuple[int, float, float | None]]]] = {}
         for case, rows in section_groups(section).items():
             models = curves.setdefault(case, {})
             for row in rows:
@@ -196,10 +196,18 @@ def _format_speeds(rows: Sequence[Mapping], section: Mapping) -> list[str]:
         f"Steps per second, and in brackets the multiple of {baseline} speed: medians over {plan['rounds']} "
         "interleaved rounds, of the ratio in a round.",
         _model_table(rows, lambda row: _digits(1000 / row["step_time_ms"]) + _show(row["speed_ratio"], " ({:.2f})")),
-        f"Peak memory of a step beyond the model's weights, MiB, and in brackets the multiple of {baseline}.",
-        _model_table(rows, lambda row: f"{row['peak_memory_mib']:,.0f}" + _show(row["memory_ratio"], " ({:.2f})")),
+        *_format_memory(rows, baseline),
         f"Multiple of {baseline} speed by the clock / by processor time / expected from counted multiply-adds.",
         _model_table(rows, lambda row: " / ".join(_show(row[ratio]) or "-" for ratio in RATIOS[:3])),
+    ]
+
+
+def _format_memory(rows: Sequence[Mapping], baseline: str) -> list[str]:
+    if all(row.get("peak_memory_mib") is None for row in rows):
+        return ["Memory is not measured: what a compiler keeps in a process cannot be told from what the step needs."]
+    return [
+        f"Peak memory of a step beyond the model's weights, MiB, and in brackets the multiple of {baseline}.",
+        _model_table(rows, lambda row: f"{row['peak_memory_mib']:,.0f}" + _show(row["memory_ratio"], " ({:.2f})")),
     ]
 
 
