@@ -173,7 +173,7 @@ class SkeletonAttention(nn.Module):
         query_weight, query_bias = self.query.weight.unflatten(0, (num_heads, -1)), self.query.bias.view(num_heads, -1)
         weight, bias = torch.cat([self.value.weight, self.key.weight]), torch.cat([self.value.bias, self.key.bias])
         found: Coefficients = {}
-        maps, biases, sizes = [], [], []  # of what is read from a token: scores, sampled values, sampled keys
+        maps, biases, num_columns = [], [], 0  # of what is read from a token: scores, sampled values, sampled keys
         if landmarks is not None:
             states = landmarks.gather(hidden_states)
             if self.value.weight.requires_grad == self.key.weight.requires_grad:
@@ -184,27 +184,26 @@ class SkeletonAttention(nn.Module):
             keys = keys * self.head_dim**-0.5
             maps.append(torch.einsum("bhki,hid->bhkd", keys, query_weight).flatten(1, 2))
             biases.append(torch.einsum("bhki,hi->bhk", keys, query_bias).flatten(1))
-            sizes.append(biases[0].shape[1])
             found["landmark_values"] = values
         if self.config.use_feature_attention:
-            weight, bias = (
+            sampled_weight, sampled_bias = (
                 states.unflatten(0, (2 * num_heads, -1)).index_select(1, self._sampled_columns()).flatten(0, 1)
                 for states in (weight, bias)
             )
-            maps.append(weight.expand(batch_size, -1, -1))
-            biases.append(bias.expand(batch_size, -1))
-            sizes += [bias.shape[0] // 2] * 2
+            maps.append(sampled_weight.expand(batch_size, -1, -1))
+            biases.append(sampled_bias.expand(batch_size, -1))
+            num_columns = sampled_bias.shape[0] // 2  # H s2
         products = torch.baddbmm(torch.cat(biases, dim=1).unsqueeze(2), torch.cat(maps, dim=1), hidden_states.mT)
-        parts = iter(products.split(sizes, dim=1))  # at once, because each cut has a gradient of all products
+        sizes = [products.shape[1] - 2 * num_columns, num_columns, num_columns]
+        scores, value_columns, key_columns = products.split(sizes, dim=1)  # at once: each cut has a whole gradient
         if landmarks is not None:
-            found["token_scores"] = next(parts).unflatten(1, (num_heads, -1))  # of Equation 3
+            found["token_scores"] = scores.unflatten(1, (num_heads, -1))  # of Equation 3
         if self.config.use_feature_attention:
-            value_columns, key_columns = parts  # (B, H s2, S)
             key_columns = sequences.scale_columns(key_columns)
             sums = (key_columns @ hidden_states).unflatten(1, (num_heads, -1))
             counts = key_columns.sum(dim=-1).unflatten(1, (num_heads, -1)).unsqueeze(-1)
-            scores = torch.einsum("bhsd,hid->bhsi", sums, query_weight)
-            found["feature_scores"] = scores + counts * query_bias.unsqueeze(1)  # of Equation 4
+            products = torch.einsum("bhsd,hid->bhsi", sums, query_weight)
+            found["feature_scores"] = products + counts * query_bias.unsqueeze(1)  # of Equation 4
             found["value_columns"] = value_columns.unflatten(1, (num_heads, -1))
         return found
 

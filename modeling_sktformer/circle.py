@@ -17,7 +17,7 @@ of it, k tap, o column of the result, t position, e end.
 """
 
 import math
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import nn
@@ -153,21 +153,17 @@ def add_folded_stem(
     convolution's weight for the columns of the Fourier convolution `(d, d, K)` give around a circle with waves; what
     stands at padding has no meaning.
     """
-    waves, num_positions = circle.waves, circle.num_positions
-    assert waves is not None
+    waves, num_positions = cast(Waves, circle.waves), circle.num_positions
     batch_size, length, width = sums.shape
-    num_segments, dtype = averages.shape[-1], sums.dtype
-    gains = filter.to(averages.dtype).unflatten(0, (num_segments, -1))  # (r, d / r, F, 2)
-    taps = weight.unflatten(1, (num_segments, -1)).to(dtype)  # (d, r, d / r, K)
-    shifted = torch.einsum("sifp,fpqk->sfqik", gains, waves.shifts).to(dtype)
-    folded = torch.einsum("sfqik,osik->fqso", shifted, taps)
+    dtype, weight = sums.dtype, weight.to(sums.dtype)
+    gains = filter.to(averages.dtype).unflatten(0, (averages.shape[-1], -1))  # (r, d / r, F, 2)
     if waves.analysis is None:
         spectrum = torch.view_as_real(torch.fft.rfft(averages, n=num_positions, dim=1, norm="forward"))  # (B, F, r, 2)
         real, imag = spectrum.permute(3, 1, 0, 2)  # (F, B, r)
         spectrum = torch.stack([torch.stack([real, -imag], dim=2), torch.stack([imag, real], dim=2)], dim=1)
     else:
         spectrum = torch.einsum("faqt,bts->fabqs", waves.analysis, averages)
-    filtered = torch.einsum("fabqs,fqso->fabo", spectrum.to(dtype), folded)
+    filtered = torch.einsum("fabqs,fqso->fabo", spectrum.to(dtype), _fold_filters(gains, weight, waves.shifts))
     if waves.synthesis is None:
         real, imag = filtered.to(averages.dtype).unbind(1)
         # As a matrix (F, B d): PyTorch transposes it faster than it transforms along another dimension than the last.
@@ -176,10 +172,19 @@ def add_folded_stem(
     else:
         synthesis = waves.synthesis.flatten(1).to(dtype).expand(batch_size, -1, -1)
         sums = torch.baddbmm(sums, synthesis, filtered.flatten(0, 1).transpose(0, 1))
-    reach = weight.shape[-1] // 2
-    if reach == 0:
-        return sums
-    points = torch.einsum("befa,fabqs->befqs", waves.ends.expand(batch_size, -1, -1, -1), spectrum)
-    values = torch.einsum("befqs,sifq->bsie", points, gains).flatten(1, 2).to(dtype)  # (B, d, 4 P)
-    outside = nn.functional.conv1d(values, weight.to(dtype)).mT  # (B, 2 P, d), of either side's end alone
-    return sums.scatter_add_(1, waves.end_tokens.unsqueeze(-1).expand(batch_size, -1, width), outside)
+    places = waves.end_tokens.unsqueeze(-1).expand(batch_size, -1, width)
+    return sums.scatter_add_(1, places, _read_ends(spectrum, gains, weight, waves.ends)) if places.shape[1] else sums
+
+
+def _fold_filters(gains: torch.Tensor, weight: torch.Tensor, shifts: torch.Tensor) -> torch.Tensor:
+    """The folded filter E, as real and imaginary part: `(F, 2, r, d)`, in the weight's dtype."""
+    taps = weight.unflatten(1, gains.shape[:2])  # (d, r, d / r, K)
+    shifted = torch.einsum("sifp,fpqk->sfqik", gains, shifts).to(weight.dtype)
+    return torch.einsum("sfqik,osik->fqso", shifted, taps)
+
+
+def _read_ends(spectrum: torch.Tensor, gains: torch.Tensor, weight: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+    """What the first and last P tokens read of the circle outside of the sequence, negative: `(B, 2 P, d)`."""
+    points = torch.einsum("befa,fabqs->befqs", ends.expand(spectrum.shape[2], -1, -1, -1), spectrum)
+    values = torch.einsum("befqs,sifq->bsie", points, gains).flatten(1, 2)  # (B, d, 4 P)
+    return nn.functional.conv1d(values.to(weight.dtype), weight).mT

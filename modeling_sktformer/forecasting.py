@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from transformers import initialization as init
 from transformers.processing_utils import Unpack
-from transformers.utils.generic import ModelOutput, can_return_tuple
+from transformers.utils.generic import ModelOutput, can_return_tuple, maybe_autocast
 from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_sktformer import SKTformerConfig
@@ -75,7 +75,7 @@ def fourier_extrapolation(series: torch.Tensor, num_harmonics: int, prediction_l
     impulse = (1 + (weights[:, None] * angles.cos()).sum(dim=0)) / length  # (L,)
     times = torch.arange(length, length + prediction_length, device=device)
     extrapolation = impulse[(times[:, None] - lags) % length]  # (H, L)
-    with torch.autocast(device.type, enabled=False):
+    with maybe_autocast(device.type, enabled=False):
         return (extrapolation @ series.to(dtype)).to(series.dtype)
 
 
@@ -218,7 +218,7 @@ class SKTformerForPrediction(SKTformerPreTrainedModel):
             series = series.masked_fill(gaps, 0)
 
         batch_size, num_channels = series.shape[0], series.shape[2]
-        hidden_states = self.value_embedding(self._separate_channels(series))
+        hidden_states = self.value_embedding(self._separate_channels(series)).to(dtype)  # also under autocast
         if gaps is not None:
             hidden_states = hidden_states + self.gap_embedding(self._separate_channels(gaps.to(series.dtype)))
         elif self.training:

@@ -86,9 +86,8 @@ class SKTformerEmbeddings(nn.Module):
             position_ids = torch.arange(length, device=device).unsqueeze(0)
         if token_type_ids is None:
             token_type_ids = torch.zeros(1, 1, dtype=torch.long, device=device)
-        embeddings = inputs_embeds + self.position_embeddings(position_ids)
-        embeddings = embeddings + self.token_type_embeddings(token_type_ids)
-        return self.dropout(self.norm(embeddings))
+        sums = inputs_embeds + self.position_embeddings(position_ids) + self.token_type_embeddings(token_type_ids)
+        return self.dropout(self.norm(sums))
 
 
 class SKTformerMLP(nn.Module):
@@ -325,7 +324,7 @@ class SKTformerPreTrainedModel(PreTrainedModel):
         own = kind.__module__, kind.__name__
         if self._auto_class is not None:
             self.config.auto_map = dict(self._auto_map)
-            # FSDP puts a class of torch's in the place of the model's, and that of a notebook has no file.
+            # Whose file is copied: FSDP puts a class of torch's in the place of the model's, a notebook's has none.
             fileless = ("torch.", "__main__", "__mp_main__")
             named = next(c for c in kind.__mro__ if hasattr(c, "_auto_map") and not c.__module__.startswith(fileless))
             kind.__module__, kind.__name__ = named.__module__, named.__name__

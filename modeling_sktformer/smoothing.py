@@ -26,8 +26,8 @@ from .sequences import Sequences
 
 def average_segments(inputs: torch.Tensor, num_segments: int) -> torch.Tensor:
     """Equation 6: the mean of each segment's columns, `(B, S, d)` to `(B, S, r)`, in float32 at least."""
-    averages = inputs.unflatten(-1, (num_segments, -1)).mean(dim=-1)
-    return averages.to(torch.promote_types(inputs.dtype, torch.float32))
+    dtype = torch.promote_types(inputs.dtype, torch.float32)
+    return inputs.unflatten(-1, (num_segments, -1)).mean(dim=-1, dtype=dtype)
 
 
 def fourier_convolution(
@@ -120,11 +120,8 @@ class ConvolutionStem(nn.Module):
         num_columns = 2 * width if config.use_fourier_convolution else width
         padding = config.conv_kernel_size // 2
         self.convolution = nn.Conv1d(num_columns, width, config.conv_kernel_size, padding=padding)
-        self.norm: PositionBatchNorm | nn.LayerNorm
-        if config.smoother_norm == "batch_norm":
-            self.norm = PositionBatchNorm(config)
-        else:
-            self.norm = nn.LayerNorm(width, eps=config.layer_norm_eps)
+        has_batch_norm = config.smoother_norm == "batch_norm"
+        self.norm = PositionBatchNorm(config) if has_batch_norm else nn.LayerNorm(width, eps=config.layer_norm_eps)
         self.activation = ACT2FN[config.smoother_activation]
         self.dropout = Dropout(config.smoother_dropout_prob, config)
 

@@ -177,7 +177,8 @@ def parse_command(
     named = [str(path) for path in known.recipe or ([] if default is None else [default])]
     found = {Path(each).resolve(): each for path in named for each in recipes_behind(path)}
     recipes = list(found.values())
-    names = {option.lstrip("-") for action in parser._actions for option in action.option_strings}
+    options = {option.lstrip("-") for action in parser._actions for option in action.option_strings}
+    names = {option for option in options if "-" not in option}  # --max-steps is --max_steps, but recipes have fields
     merged: dict[str, Any] = {}
     for path in recipes:
         recipe = load_recipe(path)
@@ -226,12 +227,12 @@ def split_words(flag: str, text: str) -> list[str]:
 
 
 def flag_values(flags: Sequence[str]) -> dict[str, str | None]:
-    """The flags of a command line with their (first) value, if they have one; the last of a repeated flag's."""
+    """The flags of a command line by their fields, with their (first) value, if any; the last of a repeated flag's."""
     values: dict[str, str | None] = {}
     for flag, following in zip(flags, [*flags[1:], "--"], strict=False):
         if flag.startswith("--"):
             name, _, value = flag[2:].partition("=")
-            values[name] = value or (None if following.startswith("--") else following)
+            values[name.replace("-", "_")] = value or (None if following.startswith("--") else following)
     return values
 
 

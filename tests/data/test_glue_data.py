@@ -278,3 +278,13 @@ def test_texts_become_tokens_without_padding(tmp_path, load):
     cut = encode_texts(read, TASKS["rte"].columns, make_collator(tokenizer, 9), workers=2)
     assert tokenizer.decode(cut["input_ids"][0]) == "[CLS] the cat sees [SEP] the bird. [SEP]"
     assert set(whole.column_names) == {"input_ids", "token_type_ids", "attention_mask", "label"}
+
+
+def test_a_batch_without_padding_has_no_mask():
+    tokenizer = make_tokenizer()
+    short, long = tokenizer("the cat ."), tokenizer("the cat sees the dog .")
+    collator = make_collator(tokenizer, 128)
+    padded = collator([short, long])
+    assert padded["attention_mask"].tolist() == [[1] * 5 + [0] * 3, [1] * 8]
+    assert set(collator([long, long])) == set(padded) - {"attention_mask"}
+    assert make_collator(tokenizer, 9, pad_to_max_length=True)([long])["attention_mask"].tolist() == [[1] * 8 + [0]]

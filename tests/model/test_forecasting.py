@@ -122,6 +122,7 @@ def test_extrapolation_keeps_the_data_type_and_is_exact_in_float32():
     with torch.autocast("cpu", torch.bfloat16):
         repeated = fourier_extrapolation(series.float(), 360, 720)
     assert (repeated - series).abs().max() / series.abs().max() < 1e-5
+    assert fourier_extrapolation(series.to("meta"), 360, 720).shape == (2, 720, 1)
 
 
 # The forecaster
@@ -356,6 +357,13 @@ def test_half_precision_spares_the_filters(dtype, tmp_path):
     forecast = model.predict(make_series())
     assert forecast.dtype == torch.float32
     assert forecast.isfinite().all()
+
+
+def test_autocast_keeps_what_layers_add_to_in_float32():
+    model = make_forecaster().float()
+    with torch.autocast("cpu", torch.bfloat16):
+        outputs = model(past_values=make_series().float(), output_hidden_states=True)
+    assert {states.dtype for states in outputs.hidden_states} == {torch.float32}
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)

@@ -344,6 +344,19 @@ def test_batch_norm_skips_positions_without_a_token():
     torch.testing.assert_close(norm.running_var[3], 0.9 + 0.1 * states[0, 3].var())
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("padded", [False, True])
+def test_batch_norm_measures_half_precision_in_float32(dtype, padded):
+    norm, exact = PositionBatchNorm(make_config()).train(), PositionBatchNorm(make_config()).double().train()
+    states = (8 + torch.randn(3, 6, 12)).to(dtype)
+    sequences = Sequences.from_mask(6, torch.ones(3, 6, dtype=torch.bool) if padded else None, dtype)
+    outputs, expected = norm(states, sequences), exact(states.double(), sequences)
+    assert outputs.dtype == dtype
+    torch.testing.assert_close(outputs.double(), expected, rtol=0, atol=4 * torch.finfo(dtype).eps)
+    for name, statistic in norm.named_buffers():
+        torch.testing.assert_close(statistic.double(), exact.get_buffer(name), rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("use_reentrant", [False, True])
 def test_gradient_checkpointing_changes_neither_gradients_nor_statistics(use_reentrant):
     batch = make_batch([12, 7])

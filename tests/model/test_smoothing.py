@@ -148,6 +148,15 @@ def test_filters_are_shortened_in_float32_at_least(dtype, expected):
     assert (short.double() - exact).abs().max() < (1e-12 if dtype == torch.float64 else 1e-5)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_segments_are_averaged_in_float32(dtype):
+    inputs = make_inputs(2, 9, dtype)
+    averages = average_segments(inputs, NUM_SEGMENTS)
+    assert averages.dtype == torch.float32
+    expected = inputs.double().unflatten(-1, (NUM_SEGMENTS, -1)).mean(dim=-1)
+    torch.testing.assert_close(averages.double(), expected, rtol=0, atol=1e-6)
+
+
 def test_shortening_and_resizing_agree_on_short_inputs():
     filter, inputs = Convolution(64).convolution.filter.detach(), make_inputs(2, 12)
     short, resized = shorten_filter(filter, 64, 24), resize_filter(filter, 64, 24)

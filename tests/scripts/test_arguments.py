@@ -49,6 +49,7 @@ def test_recipes_may_be_given_one_by_one(tmp_path):
     ("recipe", "flags", "message"),
     [
         ("stepz: 7\n", [], "no such flag: stepz"),
+        ("max-steps: 7\n", [], "no such flag: max-steps"),
         ("steps: 7\nsteps: 8\n", [], "`steps` stands twice"),
         ("steps:\n", [], "`steps` is empty"),
         ("steps: many\n", [], "invalid int value: 'many'"),
@@ -154,6 +155,18 @@ def test_a_source_that_contradicts_itself_is_refused(tmp_path):
         parse_command([Lengths], argv=["--recipe", str(both)])
     (lengths,) = parse_command([Lengths], argv=["--max_steps", "-1", "--num_train_epochs", "1"]).groups
     assert lengths == Lengths(num_train_epochs=1.0)
+
+
+def test_flags_with_dashes_are_those_with_underscores(tmp_path):
+    base = write(tmp_path / "base.yaml", max_steps=500)
+    command = parse_command([Lengths], default_recipe=base, argv=["--num-train-epochs", "1"])
+    assert command.groups[0] == Lengths(max_steps=-1, num_train_epochs=1.0)
+    assert command.given == {"num_train_epochs": 1.0}
+    with pytest.raises(UserError, match="--max_steps and --num_train_epochs, which contradict"):
+        parse_command([Lengths], argv=["--max-steps", "5", "--num-train-epochs=1"])
+    base = write(tmp_path / "model.yaml", config_overrides="num_segments=2,hidden_size=8")
+    command = parse_command([ModelArguments], default_recipe=base, argv=["--config-overrides", "num_segments=1"])
+    assert command.groups[0].config_overrides == "num_segments=1,hidden_size=8"
 
 
 def test_the_quick_start_is_for_an_empty_command_line_alone(tmp_path):

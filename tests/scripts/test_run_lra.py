@@ -48,6 +48,7 @@ SIZES_OF_THE_PAPER: dict[str, Any] = {
     "num_hidden_layers": 2,
     "num_attention_heads": 2,
     "intermediate_size": 128,
+    "classifier_pooling": "mean",
     "smoother_norm": "batch_norm",
 }
 LABELS = ("neg", "pos")
@@ -554,6 +555,8 @@ def test_published_figures_are_found_by_the_setting():
     assert setting(use_feature_attention=False) == pytest.approx(0.6127)
     assert setting(num_segments=2) is setting(use_smoother=False) is None
     assert setting(hidden_size=128) is setting(num_hidden_layers=4) is setting(smoother_norm="layer_norm") is None
+    assert setting(conv_kernel_size=7) is setting(smoother_activation="elu") is setting(use_mlp=False) is None
+    assert setting(use_smoother_residual=True) is setting(classifier_pooling="cls") is None
     assert published_figures("text", SKTformerConfig(**SIZES_OF_THE_PAPER), 0, on_all_data=False)["setting"] is None
     # Of noise there is a table of its own, also of none, and nothing between its rows.
     config = SKTformerConfig(**SIZES_OF_THE_PAPER)

@@ -44,6 +44,8 @@ def _forecasting(task: str) -> Table:
         "- last value, seasonal naive: the last value or season, repeated; linear: least squares of the context with "
         "a ridge chosen on validation, the same map for every channel, as DLinear is."
         + (walk if task == "exchange" else ""),
+        "- SKTformer has layer norm in its stem, where the paper has batch norm over positions"
+        + (", but for SKTformer-code." if task == "exchange" else "."),
         "- Published rows: the paper's Table 2 and reprints of the others, whose test may leave out the last windows.",
     )
     return Table(f"Forecasts of {benchmark.title} compared", text, (stage,), notes)

@@ -185,7 +185,7 @@ class Table:
     def with_arguments(self, arguments: ComparisonArguments) -> "Table":
         """The same with what is asked for; a `UserError` for what would not hold for all of its runs."""
         run_flags = tuple(split_words("run_flags", arguments.run_flags))
-        self._refuse(arguments, {name.replace("-", "_") for name in flag_values(run_flags)})
+        self._refuse(arguments, set(flag_values(run_flags)))
         stages = [replace(stage, run_flags=run_flags) for stage in self.stages]
         if arguments.rows is not None:
             stages[-1] = replace(stages[-1], only=tuple(arguments.rows))

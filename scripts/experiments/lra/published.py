@@ -24,8 +24,11 @@ ROWS: Mapping[str, Mapping[str, float]] = {
     PAPER_BEST: _by_task(39.15, 71.58, 83.73, 57.73, 78.20),
 }
 # Of all models of the tables.
-_SIZES = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 128}
-_NORM = "batch_norm"
+_MODEL = {
+    **{"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 128},
+    **{"use_smoother": True, "smoother_norm": "batch_norm", "smoother_activation": "relu", "conv_kernel_size": 3},
+    **{"use_mlp": True, "classifier_pooling": "mean", "use_smoother_residual": False},
+}
 # What the settings of r, s1 and s2 are called in configurations; each is 8 where the others vary.
 _COUNTS = ("num_segments", "num_landmark_tokens", "num_landmark_features")
 # The impact of r, s1 and s2.
@@ -112,9 +115,8 @@ def _published_setting(task_name: str, config: Any) -> float | None:
     off = [name for name in _LOSSES if not getattr(config, name, True)]
     segments, tokens, features = (getattr(config, name, 0) for name in _COUNTS)
     counts = (segments, tokens, features)
-    has_sizes = all(getattr(config, name, None) == value for name, value in _SIZES.items())
-    has_smoother = getattr(config, "use_smoother", False) and config.smoother_norm == _NORM
-    if not has_sizes or not has_smoother or counts not in _IMPACT or len(off) > 1:
+    is_the_papers = all(getattr(config, name, None) == value for name, value in _MODEL.items())
+    if not is_the_papers or counts not in _IMPACT or len(off) > 1:
         return None
     if off:
         return ROWS[PAPER][task_name] - _LOSSES[off[0]][task_name] if counts == (8, 8, 8) else None

@@ -53,9 +53,19 @@ def describe_lengths(parts: Iterable[Dataset], max_length: int) -> str:
     return cut if full else ""
 
 
-def make_collator(tokenizer: Any, max_length: int, pad_to_max_length: bool = False) -> DataCollatorWithPadding:
+class PaddingCollator(DataCollatorWithPadding):
+    """As transformers', without a mask where nothing is padded, which GPUs would not look at to leave out its work."""
+
+    def __call__(self, features: list[dict[str, Any]]) -> dict[str, Any]:
+        batch = dict(super().__call__(features))
+        if "attention_mask" in batch and bool(batch["attention_mask"].all()):
+            del batch["attention_mask"]
+        return batch
+
+
+def make_collator(tokenizer: Any, max_length: int, pad_to_max_length: bool = False) -> PaddingCollator:
     """What pads a batch to its longest input, or all batches alike."""
-    return DataCollatorWithPadding(tokenizer, "max_length" if pad_to_max_length else "longest", max_length)
+    return PaddingCollator(tokenizer, "max_length" if pad_to_max_length else "longest", max_length)
 
 
 def checkpoint_identity(checkpoint: CheckpointArguments, lora: LoraArguments) -> dict[str, Any]:

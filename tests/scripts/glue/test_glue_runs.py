@@ -262,7 +262,7 @@ def test_a_model_s_folder_is_no_place_for_tasks(recipe, monkeypatch, checkpoint)
 
 def test_tokens_of_the_hub_are_not_saved(tmp_path, recipe, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "")  # so that it is taken back afterwards
-    run(monkeypatch, "--recipe", recipe, "--task_name", "cola", "--hub_token", "hf_secret")
+    run(monkeypatch, "--recipe", recipe, "--task_name", "cola", "--hub-token", "hf_secret")
     files = [path for path in (tmp_path / "run").rglob("*") if path.is_file()]
     assert len(files) > 10
     assert not [path for path in files if b"hf_secret" in path.read_bytes()]
