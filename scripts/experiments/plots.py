@@ -126,7 +126,7 @@ def plot_benchmark(
     labels = ("time of a step (ms)", "peak memory of a step (MiB)")[: 2 if known else 1]
     names = list(dict.fromkeys(name for models in curves.values() for name in models))
     styles = line_styles(names)
-    size = (5.5 * len(labels), 4.2 * len(curves) + 0.3)
+    size = (5 + 3 * len(labels), 4.2 * len(curves) + 0.3)
     with open_figure(path, title, size, (len(curves), len(labels))) as (figure, panels):
         for row, (case, models) in zip(np.reshape(panels, (-1, len(labels))), curves.items(), strict=True):
             lengths = sorted({point[0] for points in models.values() for point in points})
