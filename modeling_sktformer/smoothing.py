@@ -26,8 +26,8 @@ from .sequences import Sequences
 
 def average_segments(inputs: torch.Tensor, num_segments: int) -> torch.Tensor:
     """Equation 6: the mean of each segment's columns, `(B, S, d)` to `(B, S, r)`, in float32 at least."""
-    dtype = torch.promote_types(inputs.dtype, torch.float32)
-    return inputs.unflatten(-1, (num_segments, -1)).mean(dim=-1, dtype=dtype)
+    dtype = torch.promote_types(inputs.dtype, torch.float32)  # no `mean`, whose gradient is divided at full size
+    return inputs.unflatten(-1, (num_segments, -1)).sum(dim=-1, dtype=dtype) * (num_segments / inputs.shape[-1])
 
 
 def fourier_convolution(
