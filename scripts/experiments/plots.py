@@ -134,7 +134,7 @@ def plot_benchmark(
                 shown: list[float] = []
                 for name, points in models.items():
                     # A step too small to be measured would have no place on a logarithmic axis.
-                    if drawn := [(point[0], point[column]) for point in points if point[column]]:
+                    if drawn := [(point[0], value) for point in points if (value := point[column])]:
                         axes.plot(*zip(*drawn, strict=True), ms=5, label=name, **styles[name])
                         shown += [value for _, value in drawn]
                 axes.set(title=case, xlabel="tokens in an input", ylabel=label)
