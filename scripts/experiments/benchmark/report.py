@@ -196,14 +196,14 @@ def _format_speeds(rows: Sequence[Mapping], section: Mapping) -> list[str]:
         f"Steps per second, and in brackets the multiple of {baseline} speed: medians over {plan['rounds']} "
         "interleaved rounds, of the ratio in a round.",
         _model_table(rows, lambda row: _digits(1000 / row["step_time_ms"]) + _show(row["speed_ratio"], " ({:.2f})")),
-        *_format_memory(rows, baseline),
+        *_format_memory(rows, section["key"], baseline),
         f"Multiple of {baseline} speed by the clock / by processor time / expected from counted multiply-adds.",
         _model_table(rows, lambda row: " / ".join(_show(row[ratio]) or "-" for ratio in RATIOS[:3])),
     ]
 
 
-def _format_memory(rows: Sequence[Mapping], baseline: str) -> list[str]:
-    if all(row.get("peak_memory_mib") is None for row in rows):
+def _format_memory(rows: Sequence[Mapping], key: Mapping, baseline: str) -> list[str]:
+    if key["compile"] and key["device"] == "cpu":
         return ["Memory is not measured: what a compiler keeps in a process cannot be told from what the step needs."]
     return [
         f"Peak memory of a step beyond the model's weights, MiB, and in brackets the multiple of {baseline}.",
