@@ -33,18 +33,18 @@ class PositionBatchNorm(nn.Module):
         """Normalise `(batch_size, sequence_length, hidden_size)`; what stands at padding has no influence."""
         length, token_mask = inputs.shape[1], sequences.token_mask
         dtype = torch.promote_types(inputs.dtype, torch.float32)
+        states = inputs if token_mask is None and self.training and inputs.device.type != "mps" else inputs.to(dtype)
         weight, bias, mean, variance = (
             values[:length].to(dtype) for values in (self.weight, self.bias, self.running_mean, self.running_var)
         )
         if self.training and token_mask is None:
-            # PyTorch's batch norm with a position for each of its channels, which moves the running statistics.
+            # PyTorch's batch norm with a position for a channel, of mixed types but on MPS; it moves the statistics.
             momentum = 0.0 if _is_recomputing() else self.momentum
-            outputs = nn.functional.batch_norm(inputs, mean, variance, weight, bias, True, momentum, self.eps)
+            outputs = nn.functional.batch_norm(states, mean, variance, weight, bias, True, momentum, self.eps)
             if self.running_mean.dtype != dtype:
                 self.running_mean[:length].copy_(mean)
                 self.running_var[:length].copy_(variance)
-            return outputs
-        states = inputs.to(dtype)
+            return outputs.to(inputs.dtype)
         if self.training and token_mask is not None:
             mean, variance = self._measure(states, token_mask)
         scale = weight * torch.rsqrt(variance + self.eps)

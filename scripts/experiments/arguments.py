@@ -114,7 +114,11 @@ def _read_recipe(path: str | Path) -> dict[str, Any]:
     for key, value in recipe.items():
         if value is None:
             raise UserError(f"{path}: `{key}` is empty; leave the key out to keep its default.")
-    return recipe
+    # As on the command line, where --max-steps is --max_steps.
+    fields = {key.replace("-", "_"): value for key, value in recipe.items()}
+    if len(fields) < len(recipe):
+        raise UserError(f"{path}: a flag stands twice, with dashes and with underscores; remove one.")
+    return fields
 
 
 class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
@@ -177,8 +181,7 @@ def parse_command(
     named = [str(path) for path in known.recipe or ([] if default is None else [default])]
     found = {Path(each).resolve(): each for path in named for each in recipes_behind(path)}
     recipes = list(found.values())
-    options = {option.lstrip("-") for action in parser._actions for option in action.option_strings}
-    names = {option for option in options if "-" not in option}  # --max-steps is --max_steps, but recipes have fields
+    names = {option.lstrip("-") for action in parser._actions for option in action.option_strings}
     merged: dict[str, Any] = {}
     for path in recipes:
         recipe = load_recipe(path)

@@ -196,13 +196,15 @@ def test_the_numbers_that_matter_stand_in_the_results_they_name(folder, least):
 
 def numbers_of(results, said):
     """Those in the rows of SKTformer, or of what is said of another: in rows that it names, if it names any."""
-    rows = re.findall(r"^\| ([^|]+?) *\|(.*)$", results, flags=re.MULTILINE)
+    rows = re.findall(r"^\| (\w[^|]*?) *\|(.*)$", results, flags=re.MULTILINE)
     if said is None:
         named = [cells for name, cells in rows if name.startswith(("SKTformer", "best-")) and "(paper)" not in name]
     elif "paper's own" in said:
         named = [cells for name, cells in rows if name.endswith("(paper)")]
     else:
-        named = [cells for name, cells in rows if name.split(" (")[0].lower() in said.lower()]
+        named = [
+            cells for name, cells in rows if re.search(rf"\b{re.escape(name.split(' (')[0])}\b", said, re.IGNORECASE)
+        ]
     return {float(number.replace(",", "")) for number in NUMBER.findall(" ".join(named) or results)}
 
 

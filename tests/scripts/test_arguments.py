@@ -49,7 +49,7 @@ def test_recipes_may_be_given_one_by_one(tmp_path):
     ("recipe", "flags", "message"),
     [
         ("stepz: 7\n", [], "no such flag: stepz"),
-        ("max-steps: 7\n", [], "no such flag: max-steps"),
+        ("num-steps: 7\nnum_steps: 8\n", [], "a flag stands twice, with dashes and with underscores"),
         ("steps: 7\nsteps: 8\n", [], "`steps` stands twice"),
         ("steps:\n", [], "`steps` is empty"),
         ("steps: many\n", [], "invalid int value: 'many'"),
@@ -162,6 +162,9 @@ def test_flags_with_dashes_are_those_with_underscores(tmp_path):
     command = parse_command([Lengths], default_recipe=base, argv=["--num-train-epochs", "1"])
     assert command.groups[0] == Lengths(max_steps=-1, num_train_epochs=1.0)
     assert command.given == {"num_train_epochs": 1.0}
+    base.write_text("max-steps: 500\n")
+    assert parse_command([Lengths], default_recipe=base, argv=[]).given == {"max_steps": 500}
+    assert parse_command([Lengths], default_recipe=base, argv=["--num_train_epochs", "1"]).groups[0].max_steps == -1
     with pytest.raises(UserError, match="--max_steps and --num_train_epochs, which contradict"):
         parse_command([Lengths], argv=["--max-steps", "5", "--num-train-epochs=1"])
     base = write(tmp_path / "model.yaml", config_overrides="num_segments=2,hidden_size=8")

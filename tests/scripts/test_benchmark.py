@@ -6,15 +6,16 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import pytest
 
 import benchmark
 from benchmark import BenchmarkArguments
 from experiments.arguments import UserError, parse_args
-from experiments.benchmark import cells, report
+from experiments.benchmark import cells, measurement, report
 from experiments.benchmark.measurement import OUT_OF_MEMORY, Probe
-from experiments.benchmark.models import Workload
-from experiments.plots import open_figure
+from experiments.benchmark.models import Setting, Workload
+from experiments.plots import open_figure, plot_benchmark
 
 
 RESULTS = Path(__file__).parents[2] / "model_cards" / "results"
@@ -202,6 +203,35 @@ def test_published_results_can_be_merged_with(quick):
     text = (quick.folder / "speed.md").read_text()
     for words in ("expected from counted multiply-adds", "## LRA model, 2 layers, batch 4, float32, CPU"):
         assert words in text
+
+
+@pytest.mark.parametrize(
+    ("compile", "device", "known"), [(False, "cpu", True), (True, "cpu", False), (True, "cuda", True)]
+)
+def test_memory_is_known_but_of_compiled_steps_on_processors(monkeypatch, compile, device, known):
+    monkeypatch.setattr(measurement, "run_alone", lambda *arguments: Probe(2**20, 0.01))
+    probe = cells.probe_step(WORKLOAD, Setting(1, "float32", compile, device))
+    assert probe == Probe(2**20 if known else None, 0.01)
+
+
+def test_unknown_memory_is_neither_drawn_nor_in_a_table(quick, monkeypatch):
+    monkeypatch.setattr(cells, "probe_step", lambda *arguments: Probe(None, 0.01))
+    drawn = []
+    monkeypatch.setattr(report, "plot_benchmark", lambda curves, path, title: drawn.append(curves))
+    quick("--compile")
+    assert {point[2] for models in drawn[-1].values() for points in models.values() for point in points} == {None}
+    text = (quick.folder / "speed.md").read_text()
+    assert "Memory is not measured" in text
+    assert "![Time against length" in text
+    assert "Peak memory" not in text
+
+
+def test_a_picture_without_memory_has_one_panel(tmp_path):
+    sizes = []
+    for memory in (1.0, None):
+        plot_benchmark({"Training": {"a": [(64, 1.0, memory), (128, 2.0, memory)]}}, tmp_path / "a.png", "speed")
+        sizes.append(plt.imread(tmp_path / "a.png").shape[1])
+    assert sizes[1] < 0.8 * sizes[0]
 
 
 def test_every_section_has_its_own_command(quick):

@@ -106,7 +106,8 @@ def save_section(section: Mapping, path: Path) -> str:
             for row in rows:
                 points = models.setdefault(MODELS[row["model"]].title, [])
                 if row["reason"] is None:
-                    points.append((row["length"], row["step_time_ms"], row["peak_memory_mib"]))
+                    memory = row["peak_memory_mib"] if _has_memory(section) else None
+                    points.append((row["length"], row["step_time_ms"], memory))
         plot_benchmark(curves, path.with_name(picture_name(section, path.name)), section_title(section))
     return write_results(path, {"sections": sections}, format_document(sections, path.name))
 
@@ -172,7 +173,8 @@ def format_section(section: Mapping, name: str) -> list[str]:
         for group, rows in section_groups(section).items():
             paragraphs += [f"### {group}", *_format_speeds(rows, section)]
     if comparison in _PICTURED:
-        paragraphs.append(f"![Time and memory against length: {title}]({picture_name(section, name)})")
+        what = "Time and memory" if _has_memory(section) else "Time"
+        paragraphs.append(f"![{what} against length: {title}]({picture_name(section, name)})")
     return [*paragraphs, format_origin(section["environment"], section["command"], section["commits"])]
 
 
@@ -196,14 +198,19 @@ def _format_speeds(rows: Sequence[Mapping], section: Mapping) -> list[str]:
         f"Steps per second, and in brackets the multiple of {baseline} speed: medians over {plan['rounds']} "
         "interleaved rounds, of the ratio in a round.",
         _model_table(rows, lambda row: _digits(1000 / row["step_time_ms"]) + _show(row["speed_ratio"], " ({:.2f})")),
-        *_format_memory(rows, section["key"], baseline),
+        *_format_memory(rows, section, baseline),
         f"Multiple of {baseline} speed by the clock / by processor time / expected from counted multiply-adds.",
         _model_table(rows, lambda row: " / ".join(_show(row[ratio]) or "-" for ratio in RATIOS[:3])),
     ]
 
 
-def _format_memory(rows: Sequence[Mapping], key: Mapping, baseline: str) -> list[str]:
-    if key["compile"] and key["device"] == "cpu":
+def _has_memory(section: Mapping) -> bool:
+    """Whether it is measured, see [`~cells.probe_step`]."""
+    return not section["key"]["compile"] or section["key"]["device"] != "cpu"
+
+
+def _format_memory(rows: Sequence[Mapping], section: Mapping, baseline: str) -> list[str]:
+    if not _has_memory(section):
         return ["Memory is not measured: what a compiler keeps in a process cannot be told from what the step needs."]
     return [
         f"Peak memory of a step beyond the model's weights, MiB, and in brackets the multiple of {baseline}.",

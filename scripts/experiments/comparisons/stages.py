@@ -326,7 +326,8 @@ class _StageRuns:
         if self.earlier and start_of(row):
             start = next(outcome for (of, _), outcome in self.earlier.items() if of == start_of(row))
             first, *_ = seeds = self.arguments.seeds
-            row[row.index("--model_name_or_path") + 1] = str(start.folders[seeds.index(seed) if seed in seeds else 0])
+            checkpoint = start.folders[seeds.index(seed) if seed in seeds else 0]
+            row = [*_without_flag(row, "model_name_or_path"), "--model_name_or_path", str(checkpoint)]
             started_from = "" if seed in seeds else f"from-{first}"
         recipes = [str(CONFIGURATION / path) for path in self.stage.recipes]
         flags = ["--recipe", *recipes] if recipes else []
