@@ -132,13 +132,11 @@ def execute_runs(
 
     A run whose log has the mark of these very arguments is passed over. Any other script is started, and knows itself
     whether its folder holds this run, cut short or finished, or another one. A `UserError` names the log of a failure;
-    what runs beside it comes to its end, and nothing else is started. Runs at once share the processor's cores.
+    what runs beside it comes to its end, and nothing else is started.
     """
     waiting = [run for run in runs if not _is_done(run, tolerated)]
     done = len(runs) - len(waiting)
-    children, has_failed, environment = Children(), threading.Event(), dict(os.environ)
-    if at_once > 1:
-        environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // at_once)))
+    children, has_failed = Children(), threading.Event()
     with (
         tqdm(desc=title, initial=done, total=len(runs), unit="run", disable=None) as bar,
         ThreadPoolExecutor(at_once) as pool,
@@ -152,7 +150,7 @@ def execute_runs(
             if bar.disable:  # without a terminal a line for each run, whole where several begin at once
                 print(f"{title}: {run.folder.name} ({number} of {len(runs)})\n", end="", flush=True)
             try:
-                _execute(run, launcher, tolerated, environment, children)
+                _execute(run, launcher, tolerated, children)
             except BaseException:
                 has_failed.set()
                 raise
@@ -166,9 +164,7 @@ def execute_runs(
             has_failed.set()  # as where it is interrupted
 
 
-def _execute(
-    run: Run, launcher: Sequence[str], tolerated: str | None, environment: dict[str, str], children: Children
-) -> None:
+def _execute(run: Run, launcher: Sequence[str], tolerated: str | None, children: Children) -> None:
     command = [*launcher, str(ROOT / "scripts" / run.script), *run.arguments, "--output_dir", str(run.folder)]
     mark = run.mark  # what changes while it runs is not what it has read
     try:
@@ -180,9 +176,9 @@ def _execute(
         log.write(f"{shlex.join(command)}\n".encode())
         log.flush()
         begin = log.tell()
-        status = children.run(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
+        status = children.run(command, stdout=log, stderr=subprocess.STDOUT)
         output = run.log.read_bytes()[begin:].decode("utf-8", errors="replace")
-        passed = tolerated is not None and tolerated in output
+        passed = tolerated is not None and tolerated.lower() in output.lower()
         if not passed and (status or not run.result.is_file()):
             lines = [line for line in output.split("\n") if line.strip()] or ["without a word"]
             # Launchers print a traceback of their own behind the script's line.

@@ -13,7 +13,7 @@ import pytest
 import torch
 from datasets import Dataset
 from filelock import FileLock
-from transformers import BertConfig, BertForSequenceClassification
+from transformers import BertConfig, BertForSequenceClassification, ModernBertConfig, ModernBertForMaskedLM
 
 from experiments import fine_tuning, training
 from experiments.arguments import UserError
@@ -31,6 +31,7 @@ from experiments.fine_tuning import (
     summarise_trials,
 )
 from experiments.heads import calibrate_head
+from experiments.models import CheckpointArguments, load_classifier
 from experiments.run_folder import find_checkpoint
 from modeling_sktformer import SKTformerForSequenceClassification
 from support.builders import make_config
@@ -580,6 +581,19 @@ def test_a_new_head_begins_where_texts_differ(tmp_path):
     assert weights(tmp_path / "run")["classifier.pooling.scale"].max() < 1
     with pytest.raises(UserError, match="calibrate_head: True there, none here"):
         run(tmp_path / "run", learning_rate=0.0)
+
+
+def test_what_a_checkpoint_lends_a_head_is_not_standardised(tmp_path):
+    sizes: dict[str, Any] = {"hidden_size": 16, "num_hidden_layers": 1, "intermediate_size": 16, "vocab_size": 64}
+    config = ModernBertConfig(num_attention_heads=2, pad_token_id=0, num_labels=3, **sizes)
+    ModernBertForMaskedLM(config).save_pretrained(tmp_path / "guesses")
+    checkpoint = CheckpointArguments(model_name_or_path=str(tmp_path / "guesses"))
+    model: Any = load_classifier(checkpoint, ["a", "b", "c"], "score", new_head=True)
+    assert model.has_new_head
+    assert model.trained_parameters == {"head.dense.weight", "head.norm.weight"}
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    calibrate_head(model, make_examples(64, 1), pad, torch.device("cpu"))
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
 def test_a_head_may_have_a_rate_of_its_own(tmp_path, cut, monkeypatch):

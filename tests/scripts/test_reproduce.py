@@ -3,6 +3,7 @@
 import importlib
 import json
 import math
+import os
 import random
 import re
 import statistics
@@ -272,7 +273,10 @@ def test_steps_are_timed_alone_and_trained_at_once(make, stage, tmp_path, monkey
     execute_runs = stages.execute_runs
     monkeypatch.setattr(stages, "execute_runs", execute)
     stage = replace(stage, cases=(Case("half a minute", "books", minutes=0.5),), search_steps=10)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
     text, results = make([stage], "--parallel_runs", 2)
+    assert os.environ.pop("OMP_NUM_THREADS") == "4"  # of all of them
     assert started == [("first, learning rates", 2), ("first, times of steps", 1), ("first", 2)]
     # The time is that of the short run, and not of trainings beside which others ran.
     assert cells(text, "ours")[2] == "10000"

@@ -161,7 +161,6 @@ def test_failures_name_their_reason_and_their_log(make_run):
 
 
 def test_runs_at_once(make_run, monkeypatch):
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     # Each waits for the other one.
     wait = """
 import os, time
@@ -170,15 +169,14 @@ other = folder.with_name({"a": "b", "b": "a"}[folder.name]) / "started"
 end = time.monotonic() + 30
 while not other.exists() and time.monotonic() < end:
     time.sleep(0.01)
-print("threads", os.environ["OMP_NUM_THREADS"], "together", other.exists())
+print("together", other.exists())
 """
     runs = [make_run("a"), make_run("b")]
     script = Path(runs[0].script)
     script.write_text(SCRIPT + wait)
-    monkeypatch.setattr(os, "cpu_count", lambda: 8)
     execute(*runs, at_once=2)
     for run in runs:
-        assert "threads 4 together True" in run.log.read_text()
+        assert "together True" in run.log.read_text()
     script.write_text(SCRIPT)
     later = [make_run(str(n)) for n in range(5)]
     with pytest.raises(UserError, match="it is broken"):

@@ -31,7 +31,8 @@ def probabilities(problem: Problem, predictions: Any) -> np.ndarray:
     """What a model gives, as `(num_examples, num_labels)` probabilities or, for regression, numbers."""
     logits = np.asarray(predictions[0] if isinstance(predictions, tuple) else predictions, dtype=np.float64)
     if not np.isfinite(logits).all():
-        raise UserError("The model's predictions are not finite; lower --learning_rate, or mend the checkpoint.")
+        remedy = "lower --learning_rate, or mend the checkpoint"
+        raise UserError(f"The model's predictions are not finite, training has diverged; {remedy}.")
     if problem.kind == SINGLE:
         return softmax(logits, axis=-1)
     return expit(logits) if problem.kind == MULTI else logits.reshape(len(logits), 1)

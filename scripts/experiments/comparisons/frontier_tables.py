@@ -57,13 +57,19 @@ _EQUAL_TIME = (
     "with a schedule of that length. Loss in nats per masked token of books not trained on. {data}."
 )
 _FRONTIER_TEXT = "Masked language modelling on whole books for {minutes:g} minutes: " + _EQUAL_TIME
-_WINDOW = "- Longformer's window is 512 tokens; shorter inputs are padded to it."
+_FORMS = (
+    "- Longformer's window is 512 tokens; shorter inputs are padded to it. Nystromformer has its linear form at every "
+    "length, at 128 tokens too, where full attention takes fewer multiply-adds.",
+    "- All rows have the same width and depth. SKTformer's filters grow with the length, so that it has more "
+    "parameters than the others at the greater lengths: at 4,096 tokens about twice BERT's.",
+)
 _SHORT = (
     "- The time is short: rows near the unigram frequencies have hardly begun to learn; where they would end is not "
-    "said here."
+    "said here. Nor had all left these when the rates were chosen, which then says little."
 )
 HOW_TIMED = (
-    "- How many steps fit into the time is measured in short runs before, one at a time. Evaluations do not count."
+    "- How many steps fit into the time is measured in a short run of each row before, one at a time. Rows of one and "
+    "the same cost have come out a tenth apart there, which no spread over seeds holds. Evaluations do not count."
 )
 _TIMED = (
     f"{HOW_TIMED} Minutes in the pictures are steps times the measured time of a step.",
@@ -77,7 +83,7 @@ TABLES = {
         (FRONTIER,),
         (
             *_TIMED,
-            _WINDOW,
+            *_FORMS,
             _SHORT,
             "- [What to choose](../long_documents.md#what-to-choose). What was tried to move the frontier: "
             "[at equal time](improvements_books.md), [at equal steps](improvements.md).",
@@ -87,7 +93,7 @@ TABLES = {
         "The frontier at the sizes of sktformer-mini",
         _FRONTIER_TEXT,
         (_MINI,),
-        (*_TIMED, _WINDOW, _SHORT),
+        (*_TIMED, *_FORMS, _SHORT),
     ),
     "improvements_books": Table(
         "What was tried, on books at equal time",

@@ -18,7 +18,8 @@ _TEXT = (
 _NOTES = (
     "- Accuracy of the model that is best on validation where the column names no step.",
     "- Every architecture has the same sizes, pools by the mean and has the same head.",
-    "- FNet takes no mask: where inputs are padded, its answers depend on the batch. Nystromformer is linear where "
+    "- FNet takes no mask: where inputs are padded, its answers depend on the batch, and training in batches of like "
+    "lengths has less padding than evaluation, in the order of the examples. Nystromformer is linear where "
     "none is, and has full attention where some are.",
     "- Rows marked as the paper's are reprints of its tables, on data and a split of its own.",
 )

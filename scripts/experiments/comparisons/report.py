@@ -30,10 +30,11 @@ class Column:
         statistic = (statistics.mean, statistics.stdev)[: min(len(values), 2 if self.measure.best else 1)]
         return " ± ".join(format(of(values), self.measure.format) for of in statistic)
 
-    def winner(self, rows: Iterable[str] | None = None) -> str:
-        """The row with the best mean, of all or of some; the first of equals."""
-        choose = min if self.measure.best == "lowest" else max
-        return choose(self.values if rows is None else rows, key=lambda row: statistics.mean(self.values[row]))
+    def winners(self, rows: Iterable[str] | None = None) -> list[str]:
+        """The rows with the best mean, of all or of some: one, or several that are printed alike."""
+        means = {row: statistics.mean(self.values[row]) for row in (self.values if rows is None else rows)}
+        best = format((min if self.measure.best == "lowest" else max)(means.values()), self.measure.format)
+        return [row for row, mean in means.items() if format(mean, self.measure.format) == best]
 
 
 def write_table(
@@ -60,8 +61,9 @@ def write_table(
         "columns": [asdict(c) | {"cells": {row: c.cell(row) for row in c.values}} for c in columns],
     }
     ours = {row for (row, _), o in last.items() if o.metrics[0]["model_type"] == SKTformerConfig.model_type}
-    winners = {column.title: column.winner() for column in columns if column.measure.best}
-    best = [f"{title} {row} ({'ours' if row in ours else 'not ours'})" for title, row in winners.items()]
+    titles = {row: f"{row} ({'ours' if row in ours else 'not ours'})" for column in columns for row in column.values}
+    winners = {column.title: column.winners() for column in columns if column.measure.best}
+    best = [f"{title} {' and '.join(map(titles.__getitem__, of_column))}" for title, of_column in winners.items()]
     names = dict.fromkeys([*rows, *(row for column in columns for row in column.values)])
     beaten = _describe_floors(table.stages[-1], columns)
     over = "Mean and standard deviation over seeds" if len(seeds) > 1 else "One seed,"
@@ -159,13 +161,15 @@ def _describe_searches(stages: Sequence[Stage], outcomes: Sequence[Outcomes]) ->
     searches, lines = [(stage, searched) for stage, searched in searches if searched], []
     for stage, searched in searches:
         of = "" if stage.rate_case is None else f" at {stage.cases[stage.rate_case].title}"
+        steps = sorted({outcome.search_steps for outcome in searched.values() if outcome.search_steps})
+        after = f" after {' or '.join(f'{number:,}' for number in steps)} steps" if steps else ""
         rates = sorted({float(rate) for outcome in searched.values() for rate in outcome.search})
         edge = [key for key, outcome in searched.items() if outcome.rate in (rates[0], rates[-1])]
         names = dict.fromkeys(row if stage.rate_case is not None else f"{row} {case}" for row, case in edge)
         lines.append(
             f"- Learning rates{f' of {stage.folder}' if len(searches) > 1 else ''}: for each row that says none the "
             f"one of {', '.join(f'{rate:g}' for rate in rates)} with the lowest "
-            f"evaluation loss{of} under seed {SEARCH_SEED}, "
+            f"evaluation loss{after}{of} under seed {SEARCH_SEED}, "
             f"which the table does not count; at the edge of these: {', '.join(names) or 'none'}."
         )
     return lines
@@ -177,7 +181,7 @@ def _describe_floors(stage: Stage, columns: Sequence[Column]) -> list[str]:
     lines = []
     for row in stage.rows():
         lost = {
-            f: [c.title for c in scores if {f, row} <= c.values.keys() and c.winner((f, row)) == f]
+            f: [c.title for c in scores if {f, row} <= c.values.keys() and f in c.winners((f, row))]
             for f in stage.floors
         }
         parts = [f"{floor} at {', '.join(titles)}" for floor, titles in lost.items() if titles]

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, replace
 from pathlib import Path
@@ -224,6 +225,7 @@ class Outcome:
 
     rate: float | None  # the learning rate that was chosen
     search: dict[str, float | None] = field(default_factory=dict)  # what chose it, by rate; None if it diverged
+    search_steps: int | None = None  # after which it was chosen, if not after a recipe's passes
     folders: list[Path] = field(default_factory=list)  # a checkpoint for each seed
     metrics: list[dict[str, Any]] = field(default_factory=list)  # for each seed
 
@@ -254,6 +256,9 @@ def run_stages(stages: Sequence[Stage], given: Mapping[str, Any], arguments: Com
             raise UserError(f"{lacking}: every --model_name_or_path must be one of {', '.join(rows)}.")
         chosen.append({name: row for name, row in rows.items() if not starts or name in starts})
         starts = {start_of(row) for row in chosen[-1].values()} - {""}
+    if arguments.parallel_runs > 1:
+        # For steps that are timed alone, too: with more threads than in training they would take less time.
+        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // arguments.parallel_runs)))
     outcomes: list[Outcomes] = [{}]
     for stage, rows in zip(stages, reversed(chosen), strict=True):
         outcomes.append(_StageRuns(stage, rows, given, arguments, outcomes[-1]).run())
@@ -284,6 +289,8 @@ class _StageRuns:
         if searches := [run for key in needed for run in tried[key].values()]:
             self.execute(searches, f"{self.stage.folder}, learning rates", "Training has diverged")
         outcomes = {key: _choose_rate(key[0], of_cell) for key, of_cell in tried.items()}
+        for name, case in cells:
+            outcomes[name, case.key].search_steps = steps or chooses[case].max_steps
         # A row that says its steps has no use for minutes.
         timed = [
             (name, case) for name, case in cells if case.minutes and "max_steps" not in flag_values(self.rows[name])

@@ -77,7 +77,8 @@ TABLES = {
             "three for 500 steps: 0.002, for FNet 0.004.",
             "- SKTformer classifies by its first token, as the others do; SKTformer-mean and -best by the mean over "
             "their tokens (`classifier_pooling`).",
-            "- FNet takes no mask: what it answers depends on the padding of the batch.",
+            "- FNet takes no mask: what it answers depends on the padding of the batch, of which there is more in "
+            "evaluation, in the order of the texts, than in training, in batches of like lengths.",
             _FULL_ATTENTION,
             "- majority: the commonest label of the training part for every text, for STS-B the mean similarity.",
         ),

@@ -124,6 +124,8 @@ def build_config(
             length["num_landmarks"] = length["segment_means_seq_len"]
         config.update(length)
         override_fields(config, known_overrides(config, overrides, taken_by=sizes))
+        if is_masked_lm:
+            _set_masked_dropout(config, arguments)  # again, behind an override of a recipe of fine-tuning
         return config
 
 
@@ -171,6 +173,8 @@ def _load_model(arguments: LraModelArguments, task: Task, is_masked_lm: bool) ->
     _set_dropouts(config, arguments, is_masked_lm)
     trained = config.to_dict()
     override_fields(config, known_overrides(config, arguments.config_overrides))
+    if is_masked_lm:
+        _set_masked_dropout(config, arguments)
     if changed := [key for key, value in config.to_dict().items() if value != trained[key] and "dropout" not in key]:
         raise UserError(
             f"--config_overrides: {', '.join(changed)} of the model {name} cannot be changed; leave it out."
