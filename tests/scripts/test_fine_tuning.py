@@ -585,7 +585,7 @@ def test_a_new_head_begins_where_texts_differ(tmp_path):
 
 def test_what_a_checkpoint_lends_a_head_is_not_standardised(tmp_path):
     sizes: dict[str, Any] = {"hidden_size": 16, "num_hidden_layers": 1, "intermediate_size": 16, "vocab_size": 64}
-    config = ModernBertConfig(num_attention_heads=2, pad_token_id=0, num_labels=3, **sizes)
+    config = ModernBertConfig(num_attention_heads=2, pad_token_id=0, **sizes)
     ModernBertForMaskedLM(config).save_pretrained(tmp_path / "guesses")
     checkpoint = CheckpointArguments(model_name_or_path=str(tmp_path / "guesses"))
     model: Any = load_classifier(checkpoint, ["a", "b", "c"], "score", new_head=True)

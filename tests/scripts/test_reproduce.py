@@ -118,8 +118,9 @@ def test_a_table_is_a_description(make, stage, tmp_path, capsys):
     assert cells(text, "ours") == ["1,234,567", *ours]
     assert cells(text, "theirs")[1:3] == ["4.000 ± 0.100", "3.900 ± 0.100"]
     assert cells(text, "guess") == ["-", "6.500", "6.500", "-", "-", "-"]
-    assert "\nBest: loss, short theirs (not ours); loss, long theirs (not ours); step (ms) ours (ours).\n" in text
-    assert "the one of 0.001, 0.01, 0.1 with the lowest evaluation loss under seed 100" in text
+    best = "loss, short theirs (not ours); loss, long theirs (not ours); step (ms) ours (ours) and theirs (not ours)"
+    assert f"\nBest: {best}.\n" in text
+    assert "the one of 0.001, 0.01, 0.1 with the lowest evaluation loss after 100 or 200 steps under seed 100" in text
     assert "at the edge of these: ours 100, theirs 100, ours 200, theirs 200." in text
     assert f"```bash\npython reproduce.py test --train_file {tmp_path / 'a.txt'} --seeds 0 1 2 " in text
     assert "at abc: python 3" in text
@@ -232,8 +233,8 @@ def test_some_rows_are_compared(make, stage, tmp_path):
 def test_searches_of_several_stages_are_told_apart(make, stage):
     text, _ = make([stage, replace(stage, folder="second", rate_case=0)])
     chosen = "for each row that says none the one of 0.001, 0.01, 0.1 with the lowest evaluation loss"
-    assert f"- Learning rates of first: {chosen} under seed 100" in text
-    assert f"- Learning rates of second: {chosen} at {stage.cases[0].title} under seed 100" in text
+    assert f"- Learning rates of first: {chosen} after 100 or 200 steps under seed 100" in text
+    assert f"- Learning rates of second: {chosen} after 100 steps at {stage.cases[0].title} under seed 100" in text
 
 
 def test_a_row_keeps_the_rate_that_it_says(make, stage, tmp_path):
@@ -294,7 +295,7 @@ def test_one_case_may_choose_for_all(make, stage, tmp_path, number, title):
     assert cells(text, "ours")[-1] == "0.001"
     assert cells(text, "theirs")[-1] == "0.1"
     assert results["searches"]["theirs-200"] == results["searches"]["theirs-100"]
-    assert f"with the lowest evaluation loss at {title} under seed 100" in text
+    assert f"with the lowest evaluation loss after {steps} steps at {title} under seed 100" in text
     assert "at the edge of these: ours, theirs." in text
 
 

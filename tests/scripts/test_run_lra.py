@@ -343,7 +343,8 @@ def test_two_processes_share_the_batch_of_a_recipe(tmp_path):
 
 @pytest.mark.parametrize("model_type", ["sktformer", "bert", "fnet", "nystromformer"])
 def test_self_pretraining_is_gone_on_from(run, model_type):
-    dropout = ["--masked_dropout", 0]
+    # A recipe of fine-tuning may say what its dropout is.
+    dropout = ["--masked_dropout", 0, "--config_overrides", "hidden_dropout_prob=0.5,attention_probs_dropout_prob=0.5"]
     masked = run(*EXPRESSIONS, "--model_type", model_type, "--mask_probability", 0.5, *dropout, name="masked")
     metrics = metrics_of(masked)
     assert 0 <= metrics["eval_accuracy"] <= 1
@@ -351,7 +352,7 @@ def test_self_pretraining_is_gone_on_from(run, model_type):
     assert json.loads((masked / "config.json").read_text())["hidden_dropout_prob"] == 0
     assert not (masked / "lra.md").exists()
     again = ["--mask_probability", 0.5, "--model_name_or_path", masked]
-    more = run(*EXPRESSIONS, *again, "--masked_dropout", 0.4, name="more")
+    more = run(*EXPRESSIONS, *again, *dropout[2:], "--masked_dropout", 0.4, name="more")
     assert json.loads((more / "config.json").read_text())["hidden_dropout_prob"] == 0.4
     with pytest.raises(UserError, match="another run"):
         run(*EXPRESSIONS, *again, "--masked_dropout", 0.2, name="more")
