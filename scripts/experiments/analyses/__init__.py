@@ -1,1 +1,1 @@
-"""What is measured of a trained model beside its scores."""
+"""Analyses beside the tables of runs: what lengthening costs, incoherence, the tasks of Long Range Arena as one."""

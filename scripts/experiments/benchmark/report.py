@@ -19,7 +19,7 @@ _STEPS = (
     "mode. Memory is measured for each model alone: gradients, the optimizer's state and what the passes keep, "
     "without the weights."
 )
-# What is compared, by the name that its files have unless they are given another: title and first words.
+# What is compared, by the name that its files have: title and first words.
 COMPARISONS = {
     "speed": (
         "Speed and memory against length",

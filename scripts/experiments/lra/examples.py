@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 
-# What inputs are made of: padding, the values of a task, each one higher, and behind them the mask of pre-training.
+# Padding. The values of a task are one higher in inputs, and behind them comes the mask of pre-training.
 PAD = 0
 
 

@@ -1,4 +1,4 @@
-"""The tasks of Long Range Arena: what is read or made for each, how long its inputs are, and what was published."""
+"""The tasks of Long Range Arena: what is read or made for each, and how long its inputs are."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

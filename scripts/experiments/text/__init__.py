@@ -1,1 +1,1 @@
-"""Text for masked language modelling: corpora, tokenizers, blocks of tokens, masks."""
+"""Text: corpora, tokenizers, blocks of tokens and masks of language modelling, and what classifiers of texts read."""
