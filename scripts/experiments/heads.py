@@ -53,13 +53,11 @@ def calibrate_head(model: PreTrainedModel, examples: Dataset, collator: Collator
     """
     Standardise what a new head reads, to mean 0 and variance 1, each over some of the examples.
 
-    What stands in `model.trained_parameters`, names of a head's that a checkpoint brought along, stays as it is.
-
     What is pooled over many tokens differs little from one text to the next, so that a head with small weights takes
     most of a short training to begin to tell texts apart. Heads that keep what they standardise by
     ([`SequencePooling`]) get that; of others the first layer's outputs are scaled by its weights, after Section 3 of
-    [All you need is a good init](https://arxiv.org/abs/1511.06422), with the mean taken out too, unless it gives the
-    logits.
+    [All you need is a good init](https://arxiv.org/abs/1511.06422), and where it has a bias the mean is taken out too.
+    A layer that the checkpoint lends a head, as ModernBERT's, is scaled like a new one, and learns faster for it.
     """
     outputs: dict[Any, list[torch.Tensor]] = {}
 
@@ -67,12 +65,7 @@ def calibrate_head(model: PreTrainedModel, examples: Dataset, collator: Collator
         if output.dim() == 2 or isinstance(module, SequencePooling):  # not one vector for each token
             outputs.setdefault(module, []).append(output.flatten(0, -2))
 
-    trained = getattr(model, "trained_parameters", ())
-    layers: list[Any] = [
-        module
-        for name, module in model.named_modules()
-        if isinstance(module, SequencePooling) or (isinstance(module, nn.Linear) and f"{name}.weight" not in trained)
-    ]
+    layers: list[Any] = [module for module in model.modules() if isinstance(module, (nn.Linear, SequencePooling))]
     hooks = [layer.register_forward_hook(note) for layer in layers]
     chosen = examples.select(range(0, len(examples), -(-len(examples) // _CALIBRATION_EXAMPLES)))
     model.to(device).eval()  # type: ignore[arg-type]
@@ -81,7 +74,7 @@ def calibrate_head(model: PreTrainedModel, examples: Dataset, collator: Collator
             model(**{name: value.to(device) for name, value in batch.items()})
         for hook in hooks:
             hook.remove()
-        if len(outputs) < 2:  # the logits alone
+        if not outputs:
             return
         layer, batches = next(iter(outputs.items()))
         if isinstance(layer, SequencePooling):

@@ -277,8 +277,6 @@ def load_classifier(
         head = f"a classification head for {trained_labels} labels, and {model.config.num_labels} are needed"
         raise UserError(f"{what} has {head}; pass --ignore_mismatched_sizes to start with a new head.")
     model.has_new_head = bool(untrained) or replaced  # type: ignore[assignment]
-    lent = above - {*mismatched, *info["missing_keys"]}
-    model.trained_parameters = set() if replaced else lent  # type: ignore[assignment]
     return model
 
 

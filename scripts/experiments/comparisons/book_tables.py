@@ -119,7 +119,8 @@ TABLES = {
             _FINE_TUNING_RATE,
             _WORDS,
             "- SKTformer is read by mean and standard deviation over its tokens, standardised for a new head "
-            "(`--calibrate_head`); ModernBERT by the mean; the others, as transformers has them, by the first token, "
+            "(`--calibrate_head`); ModernBERT by the mean, with the layer that its checkpoint lends the head scaled "
+            "by the same flag, which raises its scores; the others, as transformers has them, by the first token, "
             "behind a layer that pre-training has not trained.",
             _HELD_OUT,
             HOW_TIMED,
