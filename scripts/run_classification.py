@@ -24,8 +24,10 @@ from datasets import Dataset
 from transformers import DataCollatorWithPadding, PreTrainedModel, PreTrainedTokenizerBase
 
 from experiments import training as progress
+from experiments.adapters import LoraArguments, add_lora
 from experiments.architectures import longest_input
 from experiments.arguments import CONFIGURATION, Command, UserError, load_recipe, parse_command, run_script
+from experiments.checkpoints import CheckpointArguments, load_classifier, start_classifier
 from experiments.classification.data import TextArguments, TextData, load_texts
 from experiments.classification.labels import SINGLE, checkpoint_problem, format_names
 from experiments.classification.metrics import METRICS, compute_metrics, measure, measure_baselines, probabilities
@@ -42,7 +44,6 @@ from experiments.fine_tuning import (
     trial_folders,
 )
 from experiments.model_card import public_name
-from experiments.models import CheckpointArguments, LoraArguments, add_lora, load_classifier
 from experiments.run_folder import ARGUMENTS_FILE, recorded_arguments
 from experiments.text import classifier
 from experiments.text.packing import count_tokens
@@ -75,7 +76,7 @@ def main() -> None:
     data = load_texts(texts, wanted, tokenizer, checkpoint_problem(checkpoint))
     if training.label_smoothing_factor and data.problem.kind != SINGLE:
         raise UserError(f"--label_smoothing_factor is for single labels, not {data.problem.kind}; leave it out.")
-    model = load_model(command, checkpoint, data, tokenizer, new_head=trains)
+    model = load_model(command, checkpoint, data, tokenizer, trains)
     collator = classifier.make_collator(tokenizer, input_length(texts, model), texts.pad_to_max_length)
     rows = {name: part.examples(data.columns) for name, part in data.parts.items()}
     workers = texts.preprocessing_num_workers
@@ -101,7 +102,7 @@ def main() -> None:
             best = replace(checkpoint, model_name_or_path=str(best_trial(folder)), model_revision="main")
             if len(trials := trial_folders(folder)) > 1:
                 logger.info("This model is the best of %d, in %s.", len(trials), best.model_name_or_path)
-            model = load_model(command, best, data, tokenizer, new_head=False)
+            model = load_model(command, best, data, tokenizer, trains=False)
     results: dict[str, dict[str, float]] = {}
     for name in (name for name in ("validation", "test") if name in splits):
         part = data.parts[name]
@@ -133,14 +134,14 @@ def input_length(texts: TextArguments, model: PreTrainedModel) -> int:
 
 
 def load_model(
-    command: Command, start: CheckpointArguments, data: TextData, tokenizer: PreTrainedTokenizerBase, new_head: bool
+    command: Command, start: CheckpointArguments, data: TextData, tokenizer: PreTrainedTokenizerBase, trains: bool
 ) -> Any:
     """A checkpoint as a model that predicts what is asked of inputs as long as is asked, with adapters to train."""
     _, lora, texts, _ = command.groups
-    model = load_classifier(start, data.problem.labels, "value", new_head)
+    model = (start_classifier if trains else load_classifier)(start, data.problem.labels, "value")
     model.config.problem_type = data.problem.kind  # type: ignore[assignment]
     classifier.fit_text_classifier(model, tokenizer, input_length(texts, model))
-    return add_lora(model, lora, start.model_revision) if lora.lora and new_head else model
+    return add_lora(model, lora, start.model_revision) if lora.lora and trains else model
 
 
 def make_job(command: Command, data: TextData, splits: dict[str, Dataset], collator: DataCollatorWithPadding) -> Job:

@@ -38,9 +38,9 @@ from transformers import EarlyStoppingCallback, EvalPrediction, PreTrainedModel,
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, IntervalStrategy
 
 from experiments import training as progress
+from experiments.adapters import merge_adapters
 from experiments.arguments import UserError, flag, require_at_least
 from experiments.heads import Collator, HeadArguments, HeadTrainer, calibrate_head
-from experiments.models import merge_adapters
 from experiments.plots import plot_task_curves
 from experiments.results import describe_environment, read_json, write_json
 from experiments.run_folder import METRICS_FILE, RunIdentity, check_run_folder, find_checkpoint

@@ -1,30 +1,25 @@
-"""The model a script trains: a checkpoint, a preset or another architecture; its tokenizer, length and adapter."""
+"""The model a script trains: a checkpoint, a preset or another architecture; its tokenizer and length."""
 
 import hashlib
-import importlib
 import logging
 from collections.abc import Iterable, Sequence
-from dataclasses import MISSING, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from transformers import (
     MODEL_FOR_MASKED_LM_MAPPING,
-    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
     AutoConfig,
     AutoModelForMaskedLM,
-    AutoModelForSequenceClassification,
     AutoTokenizer,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.utils import find_adapter_config_file, is_peft_available
 
 from experiments.architectures import build_comparable_config, explain_failure, length_fields, longest_input
-from experiments.arguments import UserError, explained, flag, require_at_least
-from experiments.model_card import public_name
+from experiments.arguments import UserError, explained, flag
 from modeling_sktformer import SKTformerConfig, available_presets, load_preset
 
 
@@ -36,7 +31,7 @@ _TOKENIZER_FILES = ("tokenizer*.json", "special_tokens_map.json", "vocab*", "mer
 
 
 @dataclass(kw_only=True)
-class _OriginArguments:
+class OriginArguments:
     """Where a checkpoint comes from, and what is changed in it."""
 
     model_revision: str = flag("main", "Its branch, tag or commit on the Hub.")
@@ -50,7 +45,7 @@ class _OriginArguments:
 
 
 @dataclass
-class ModelArguments(_OriginArguments):
+class ModelArguments(OriginArguments):
     """The model to train."""
 
     model_name_or_path: str | None = flag(None, "Checkpoint to go on from: a folder or a name on the Hub.")
@@ -60,28 +55,6 @@ class ModelArguments(_OriginArguments):
     def __post_init__(self):
         if self.model_name_or_path and self.model_type:
             raise UserError("--model_type makes a new model; it cannot be given together with --model_name_or_path.")
-
-
-@dataclass
-class CheckpointArguments(_OriginArguments):
-    """The checkpoint to fine-tune."""
-
-    model_name_or_path: str = flag(MISSING, "Checkpoint: a folder or a name on the Hub.")
-    tokenizer_name: str | None = flag(None, "Tokenizer: a folder or a name on the Hub. By default the checkpoint's.")
-    ignore_mismatched_sizes: bool = flag(False, "Start with a new head where the labels are others.")
-
-
-@dataclass
-class LoraArguments:
-    """Low-rank adapters, trained in place of the encoder's weights."""
-
-    lora: bool = flag(False, "Train the head, and adapters of all linear layers (peft).")
-    lora_rank: int = flag(8, "Rank of the adapters.")
-    lora_alpha: float = flag(16.0, "The adapters' products are scaled by alpha / rank.")
-    lora_dropout: float = flag(0.0, "Dropout on the adapters' inputs.")
-
-    def __post_init__(self):
-        require_at_least(1, self, "lora_rank")
 
 
 def build_config(
@@ -125,25 +98,26 @@ def build_masked_lm(
     Load or make the masked-LM model that the arguments name, and fit it and its tokenizer to a length in tokens.
     Raises a `UserError` if the model cannot be found, has no such head, does not fit the tokenizer or the length.
     """
-    if arguments.model_name_or_path is None:
+    name = arguments.model_name_or_path
+    if name is None:
         config = build_config(arguments, len(tokenizer), max_length, tokenizer.pad_token_id, seed)
-        for name in vars(config):
-            if name.endswith("_token_id") and getattr(tokenizer, name, None) is not None:
-                setattr(config, name, getattr(tokenizer, name))
+        for token in vars(config):
+            if token.endswith("_token_id") and getattr(tokenizer, token, None) is not None:
+                setattr(config, token, getattr(tokenizer, token))
         with explained("No model can be made from these sizes"):
             model = AutoModelForMaskedLM.from_config(config)
     else:
-        what = f"The checkpoint {arguments.model_name_or_path}"
+        what = f"The checkpoint {name}"
         with explained(f"{what} cannot be loaded as a masked-LM model"):
-            config = _load_config(arguments, MODEL_FOR_MASKED_LM_MAPPING, "masked-LM")
+            config = load_checkpoint_config(name, arguments, MODEL_FOR_MASKED_LM_MAPPING, "masked-LM")
             model, info = AutoModelForMaskedLM.from_pretrained(
-                arguments.model_name_or_path,
+                name,
                 config=config,
                 dtype=TRAINED_DTYPE,
                 output_loading_info=True,
                 **arguments.hub_options,
             )
-        _check_encoder(model, info["missing_keys"], what)
+        check_encoder(model, info["missing_keys"], what)
     fit_length(model, tokenizer, max_length)
     return model
 
@@ -173,12 +147,6 @@ def fit_length(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_l
             *(longest, max_length, cast(int, longest) // 2),
         )
     tokenizer.model_max_length = max(max_length, longest or tokenizer.model_max_length)
-
-
-def label_names(config: PreTrainedConfig) -> list[str]:
-    """The names of a checkpoint's labels by their numbers, whatever their order in its file."""
-    names: Any = config.id2label or {}
-    return [names[number] for number in sorted(names)]
 
 
 def load_tokenizer(
@@ -220,153 +188,25 @@ def fingerprint_config(name: str) -> str:
     return f"{path.name}@{hashlib.sha256(file.read_bytes()).hexdigest()}"
 
 
-def load_classifier(
-    arguments: CheckpointArguments, labels: Sequence[str], regression_label: str, new_head: bool
-) -> PreTrainedModel:
-    """
-    Load a checkpoint as a sequence-classification model.
-
-    Without `labels` it is for regression and predicts `regression_label`. Where there is to be a `new_head`, the
-    checkpoint may lack one that fits. Raises a `UserError` if it cannot be loaded, is of another architecture, or has
-    no head that fits and needs one.
-    """
-    name = arguments.model_name_or_path
-    what = f"The checkpoint {name}"
-    with explained(f"{what} cannot be loaded as a classification model", quiet=True):
-        _refuse_adapter(arguments)
-        config = _load_config(arguments, MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, "sequence-classification")
-        poolings = [getattr(c, "classifier_pooling", None) for c in (load_trained_config(arguments), config)]
-        trained_labels, trained_words = config.num_labels, label_names(config)
-        config.label2id = {word: number for number, word in enumerate(labels or [regression_label])}
-        config.id2label = {number: word for word, number in config.label2id.items()}
-        config.problem_type = "single_label_classification" if labels else "regression"
-        model, info = AutoModelForSequenceClassification.from_pretrained(
-            name,
-            config=config,
-            dtype=TRAINED_DTYPE,
-            ignore_mismatched_sizes=True,
-            output_loading_info=True,
-            **arguments.hub_options,
-        )
-    mismatched = [key if isinstance(key, str) else key[0] for key in info["mismatched_keys"]]
-    # A masked language model is saved without the pooler that some architectures count to the encoder.
-    untrained = [*mismatched, *(key for key in info["missing_keys"] if "pooler" not in key)]
-    _check_encoder(model, untrained, what)
-    above = {key for key in model.state_dict() if not key.startswith(f"{model.base_model_prefix}.")}
-    # A masked language model may lend a head some of its own, as ModernBERT does; what answers with labels is lacking.
-    reads_otherwise = poolings[0] != poolings[1] and not above & info["missing_keys"]
-    if reads_otherwise and not (new_head and arguments.ignore_mismatched_sizes):
-        hint = "pass --ignore_mismatched_sizes to start with a new head" if new_head else "leave the override out"
-        raise UserError(f"{what} has a head for classifier_pooling={poolings[0]}, not {poolings[1]}; {hint}.")
-    if mismatched and not new_head:
-        _check_labels(trained_words, labels, what)
-    if untrained and not new_head:
-        raise UserError(f"{what} has no classification head ({untrained[0]} is missing); fine-tune it first.")
-    answers_otherwise = bool(labels) and not untrained and _answers_otherwise(trained_words, labels)
-    replaced = new_head and (answers_otherwise or reads_otherwise)
-    if not new_head:
-        _check_labels(trained_words, labels, what)
-    elif replaced:
-        # The sizes fit, and rows of the head would be taken for those of other labels or features.
-        if not arguments.ignore_mismatched_sizes:
-            classes = f"{', '.join(map(str, trained_words))}, and these are {', '.join(labels)}"
-            raise UserError(f"{what} answers with {classes}; pass --ignore_mismatched_sizes to start with a new head.")
-        fresh = type(model)(model.config).state_dict()
-        model.load_state_dict({key: fresh[key] for key in above}, strict=False)
-    if mismatched and not arguments.ignore_mismatched_sizes:
-        head = f"a classification head for {trained_labels} labels, and {model.config.num_labels} are needed"
-        raise UserError(f"{what} has {head}; pass --ignore_mismatched_sizes to start with a new head.")
-    model.has_new_head = bool(untrained) or replaced  # type: ignore[assignment]
-    return model
-
-
-def add_lora(model: PreTrainedModel, arguments: LoraArguments, revision: str = "main") -> Any:
-    """
-    Freeze a sequence-classification model and put low-rank adapters beside all linear layers of its encoder.
-
-    What is new in it is trained and saved whole: the head, and a pooler that a masked language model lacks. Returns a
-    `peft.PeftModel`, see [`merge_adapters`].
-    """
-    if not is_peft_available():
-        raise UserError('Low-rank adapters need peft; install it with `pip install -e ".[lora]"`.')
-    peft, base = importlib.import_module("peft"), model.base_model
-    new = [(name, module) for name, module in model.named_children() if module is not base]
-    new += [(f"{model.base_model_prefix}.{n}", module) for n, module in base.named_children() if "pooler" in n]
-    for module in model.modules():
-        if hasattr(module, "running_mean"):
-            # The adapter does not hold running statistics, so they stay as they are.
-            module.register_forward_pre_hook(lambda module, _: setattr(module, "training", False))
-    config = peft.LoraConfig(
-        task_type=peft.TaskType.SEQ_CLS,
-        r=arguments.lora_rank,
-        lora_alpha=arguments.lora_alpha,
-        lora_dropout=arguments.lora_dropout,
-        target_modules="all-linear",
-        modules_to_save=[name for name, module in new if any(True for _ in module.parameters())],
-        revision=revision,
-    )
-    return peft.get_peft_model(model, config)
-
-
-def merge_adapters(adapted: Any, folder: Path | None) -> PreTrainedModel:
-    """
-    The whole model that a `peft.PeftModel` is, with its classes and its length, for transformers alone to load.
-
-    The adapter goes to a folder by itself, if one is given: to be loaded into such a model by peft. A checkpoint that
-    it was trained on is named there, and not the place on this machine where it lies.
-    """
-    if folder is not None:
-        for config in adapted.peft_config.values():
-            config.base_model_name_or_path = public_name(config.base_model_name_or_path)
-        adapted.save_pretrained(folder, save_embedding_layers=False)  # which have not changed
-        (folder / "README.md").unlink(missing_ok=True)  # a form to fill in, which names that place
-    return adapted.merge_and_unload()
-
-
-def load_trained_config(arguments: CheckpointArguments) -> PreTrainedConfig:
-    """The configuration of a fine-tuned checkpoint; a `UserError` if there is none."""
-    with explained(f"The checkpoint {arguments.model_name_or_path} cannot be loaded"):
-        _refuse_adapter(arguments)
-        return AutoConfig.from_pretrained(arguments.model_name_or_path, **arguments.hub_options)
-
-
-def _refuse_adapter(arguments: CheckpointArguments) -> None:
-    name = arguments.model_name_or_path
-    if find_adapter_config_file(name, revision=arguments.model_revision) is not None:
-        raise UserError(f"The checkpoint {name} is an adapter: merge it into its checkpoint, and give that.")
-
-
-def _check_labels(trained: Sequence[Any], labels: Sequence[str], what: str) -> None:
-    """Refuse a head that answers with other words; words that nobody has named say nothing."""
-    if len(trained) != max(1, len(labels)) or (labels and _answers_otherwise(trained, labels)):
-        classes = f"{', '.join(map(str, trained))}, and the task's classes are {', '.join(labels) or 'none'}"
-        raise UserError(f"{what} answers with {classes}: it was fine-tuned on another task, or in another order.")
-
-
-def _answers_otherwise(trained: Sequence[Any], labels: Sequence[str]) -> bool:
-    named = not all(str(word).startswith("LABEL_") for word in trained)
-    return named and [str(word).lower() for word in trained] != [label.lower() for label in labels]
-
-
 def _find_files(folder: str, patterns: Sequence[str]) -> list[Path]:
     return sorted({file for pattern in patterns for file in Path(folder).glob(pattern)})
 
 
-def _load_config(arguments: ModelArguments | CheckpointArguments, architectures: Any, head: str) -> PreTrainedConfig:
+def load_checkpoint_config(name: str, arguments: OriginArguments, architectures: Any, head: str) -> PreTrainedConfig:
     """The configuration of a checkpoint of one stack, for whose architecture there is a class with the head."""
-    config = AutoConfig.from_pretrained(cast(str, arguments.model_name_or_path), **arguments.hub_options)
-    what = f"The checkpoint {arguments.model_name_or_path} is of the architecture {config.model_type}"
+    config = AutoConfig.from_pretrained(name, **arguments.hub_options)
+    what = f"The checkpoint {name} is of the architecture {config.model_type}"
     if config.is_encoder_decoder:
         raise UserError(f"{what}, an encoder and a decoder; only models of one stack are trained here.")
     if type(config) not in architectures and not getattr(config, "auto_map", None):
         raise UserError(f"{what}, for which transformers has no {head} model.")
-    rivals = {
+    decided = {
         "max_position_embeddings": "the length of a checkpoint is changed with --max_seq_length",
         "num_labels": "the number of labels is the task's",
     }
-    for name, why in rivals.items():
-        if name in (arguments.config_overrides or ""):
-            raise UserError(f"--config_overrides: {why}; leave {name} out.")
+    for field, why in decided.items():
+        if field in (arguments.config_overrides or ""):
+            raise UserError(f"--config_overrides: {why}; leave {field} out.")
     known = known_overrides(config, arguments.config_overrides, taken_by=SKTformerConfig())
     if left := {*(arguments.config_overrides or "").split(",")} - {*(known or "").split(",")}:
         logger.info("A %s has no field for %s, which is left out.", config.model_type, ", ".join(sorted(left)))
@@ -374,7 +214,7 @@ def _load_config(arguments: ModelArguments | CheckpointArguments, architectures:
     return config
 
 
-def _check_encoder(model: PreTrainedModel, untrained: Iterable[str], what: str) -> None:
+def check_encoder(model: PreTrainedModel, untrained: Iterable[str], what: str) -> None:
     """Refuse a model some of whose encoder was not in its checkpoint."""
     keys = sorted(key for key in untrained if key.startswith(f"{model.base_model_prefix}."))
     if keys:

@@ -17,6 +17,7 @@ from transformers import BertConfig, BertForSequenceClassification, ModernBertCo
 
 from experiments import fine_tuning, training
 from experiments.arguments import UserError
+from experiments.checkpoints import CheckpointArguments, start_classifier
 from experiments.fine_tuning import (
     FineTuningArguments,
     FineTuningTrainer,
@@ -31,7 +32,6 @@ from experiments.fine_tuning import (
     summarise_trials,
 )
 from experiments.heads import calibrate_head
-from experiments.models import CheckpointArguments, load_classifier
 from experiments.run_folder import find_checkpoint
 from modeling_sktformer import SKTformerForSequenceClassification
 from support.builders import make_config
@@ -588,7 +588,7 @@ def test_a_layer_that_a_checkpoint_lends_a_head_is_scaled(tmp_path):
     config = ModernBertConfig(num_attention_heads=2, pad_token_id=0, **sizes)
     ModernBertForMaskedLM(config).save_pretrained(tmp_path / "guesses")
     checkpoint = CheckpointArguments(model_name_or_path=str(tmp_path / "guesses"))
-    model: Any = load_classifier(checkpoint, ["a", "b", "c"], "score", new_head=True)
+    model: Any = start_classifier(checkpoint, ["a", "b", "c"], "score")
     assert model.has_new_head
     examples, outputs = make_examples(64, 1), []
     calibrate_head(model, examples, pad, torch.device("cpu"))

@@ -24,20 +24,11 @@ from transformers import (
     ViTModel,
 )
 
-from experiments import models
+from experiments import adapters, models
+from experiments.adapters import LoraArguments, add_lora, merge_adapters
 from experiments.arguments import CONFIGURATION, UserError, load_recipe
-from experiments.models import (
-    CheckpointArguments,
-    LoraArguments,
-    ModelArguments,
-    add_lora,
-    build_masked_lm,
-    fingerprint_checkpoint,
-    fit_length,
-    load_classifier,
-    load_tokenizer,
-    merge_adapters,
-)
+from experiments.checkpoints import CheckpointArguments, load_classifier, load_trained_config, start_classifier
+from experiments.models import ModelArguments, build_masked_lm, fingerprint_checkpoint, fit_length, load_tokenizer
 from experiments.sized_models import describe_config
 from experiments.text.classifier import load_text_tokenizer
 from modeling_sktformer import SKTformerConfig, SKTformerForMaskedLM, SKTformerForSequenceClassification
@@ -75,7 +66,8 @@ def save_sktformer(folder, **fields):
 
 
 def load(folder, labels=LABELS, new_head=True, **arguments):
-    return load_classifier(CheckpointArguments(model_name_or_path=folder, **arguments), labels, "score", new_head)
+    checkpoint = CheckpointArguments(model_name_or_path=folder, **arguments)
+    return (start_classifier if new_head else load_classifier)(checkpoint, labels, "score")
 
 
 def test_a_preset_is_made_for_the_length_vocabulary_and_seed(tokenizer):
@@ -473,11 +465,11 @@ def test_an_adapter_is_saved_for_peft_and_names_no_place(tokenizer, tmp_path):
         with pytest.raises(UserError, match="is an adapter: merge it"):
             load(folder, new_head=new_head)
     with pytest.raises(UserError, match="is an adapter: merge it"):
-        models.load_trained_config(CheckpointArguments(model_name_or_path=str(folder)))
+        load_trained_config(CheckpointArguments(model_name_or_path=str(folder)))
 
 
 def test_adapters_without_peft_are_explained(tmp_path, monkeypatch):
-    monkeypatch.setattr(models, "is_peft_available", lambda: False)
+    monkeypatch.setattr(adapters, "is_peft_available", lambda: False)
     with pytest.raises(UserError, match=r"pip install -e \"\.\[lora\]\""):
         add_lora(load(save_sktformer(tmp_path)), LoraArguments(lora=True))
     with pytest.raises(ValueError, match="--lora_rank is 0"):

@@ -9,7 +9,7 @@ from typing import Any
 from datasets import ClassLabel, Dataset
 
 from experiments.arguments import UserError
-from experiments.models import CheckpointArguments, label_names, load_trained_config
+from experiments.checkpoints import CheckpointArguments, label_names, load_trained_config
 
 
 logger = logging.getLogger(__name__)

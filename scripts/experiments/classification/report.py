@@ -10,12 +10,13 @@ import pandas as pd
 from sklearn.metrics import confusion_matrix
 
 from experiments.arguments import UserError
+from experiments.checkpoints import CheckpointArguments
 from experiments.classification.data import TextArguments, TextData
 from experiments.classification.labels import MULTI, SINGLE, Problem, format_names
 from experiments.classification.metrics import METRICS, average_documents, decide
 from experiments.fine_tuning import best_trial, trial_folders
 from experiments.model_card import example_input, format_scores, public_name, write_classifier_card
-from experiments.models import CheckpointArguments, fingerprint_checkpoint
+from experiments.models import fingerprint_checkpoint
 from experiments.plots import plot_confusion_matrix
 from experiments.results import read_json, write_atomically, write_json, write_results
 from experiments.run_folder import METRICS_FILE, RUN_FILE

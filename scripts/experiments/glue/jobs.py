@@ -13,16 +13,13 @@ from datasets import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from experiments import fine_tuning
+from experiments.adapters import add_lora
 from experiments.arguments import Command, UserError
+from experiments.checkpoints import CheckpointArguments, load_classifier, start_classifier
 from experiments.glue.metrics import compute_metrics, majority_metrics, predicted_labels
 from experiments.glue.tasks import DIAGNOSTICS, SIMILARITY_RANGE, TASKS, GlueTask
 from experiments.model_card import example_input, public_name, write_classifier_card
-from experiments.models import (
-    CheckpointArguments,
-    add_lora,
-    fingerprint_checkpoint,
-    load_classifier,
-)
+from experiments.models import fingerprint_checkpoint
 from experiments.results import read_json, replace_file, write_atomically
 from experiments.run_folder import ARGUMENTS_FILE, RUN_FILE
 from experiments.text import classifier
@@ -75,20 +72,21 @@ def choose_start(task: GlueTask, command: Command, runs_mnli: bool = False) -> C
 def load_task_tokenizer(task: GlueTask, start: CheckpointArguments, command: Command) -> PreTrainedTokenizerBase:
     """The tokenizer of a checkpoint, which is seen to make a model for a task."""
     glue, training = command.groups[2:]
-    model = load_classifier(start, task.labels, REGRESSION_LABEL, training.do_train)
+    load = start_classifier if training.do_train else load_classifier
+    model = load(start, task.labels, REGRESSION_LABEL)
     tokenizer = classifier.load_text_tokenizer(start)
     classifier.fit_text_classifier(model, tokenizer, glue.max_seq_length)
     return tokenizer
 
 
 def load_task_model(
-    task: GlueTask, start: CheckpointArguments, command: Command, tokenizer: PreTrainedTokenizerBase, new_head: bool
+    task: GlueTask, start: CheckpointArguments, command: Command, tokenizer: PreTrainedTokenizerBase, trains: bool
 ) -> PreTrainedModel:
     """A checkpoint as a model for a task and for inputs of --max_seq_length, with adapters if they are trained."""
     _, lora, glue, _ = command.groups
-    model = load_classifier(start, task.labels, REGRESSION_LABEL, new_head)
+    model = (start_classifier if trains else load_classifier)(start, task.labels, REGRESSION_LABEL)
     classifier.fit_text_classifier(model, tokenizer, glue.max_seq_length)
-    return add_lora(model, lora, start.model_revision) if lora.lora and new_head else model
+    return add_lora(model, lora, start.model_revision) if lora.lora and trains else model
 
 
 def make_job(
@@ -130,7 +128,7 @@ def predict_tests(task: GlueTask, tests: list[tuple[GlueTask, str, Dataset]], co
             raise UserError(f"{best} has no weights any more; run it again with --recipe {best / ARGUMENTS_FILE}.")
         start = replace(start, model_name_or_path=str(best), tokenizer_name=None, model_revision="main")
     tokenizer = classifier.load_text_tokenizer(start)
-    model = load_task_model(task, start, command, tokenizer, new_head=False)
+    model = load_task_model(task, start, command, tokenizer, trains=False)
     collator = classifier.make_collator(tokenizer, glue.max_seq_length, glue.pad_to_max_length)
     for part, split, rows in tests:
         examples = classifier.encode_texts(rows, part.columns, collator, glue.preprocessing_num_workers)

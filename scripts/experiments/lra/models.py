@@ -1,8 +1,8 @@
 """The model of a task: SKTformer, or another encoder of transformers with the same sizes, pooling and head."""
 
 import inspect
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import torch
 from transformers import (
@@ -16,9 +16,10 @@ from transformers.modeling_outputs import SequenceClassifierOutput
 
 from experiments.architectures import build_comparable_config, comparable_dropouts, length_fields, longest_input
 from experiments.arguments import UserError, explained, flag
+from experiments.checkpoints import label_names
 from experiments.lra.examples import PAD
 from experiments.lra.tasks import Task
-from experiments.models import TRAINED_DTYPE, known_overrides, label_names, override_fields
+from experiments.models import TRAINED_DTYPE, known_overrides, override_fields
 from experiments.sized_models import SizedModelArguments
 from modeling_sktformer import SKTformerConfig, SKTformerForSequenceClassification, SKTformerForSequenceMatching
 from modeling_sktformer.losses import classification_loss
@@ -26,6 +27,7 @@ from modeling_sktformer.modeling_sktformer import SKTformerClassificationHead, S
 
 
 _SKTFORMER = SKTformerConfig.model_type
+_DROPOUT = "_dropout_prob"  # how fields of SKTformerConfig end that say how much is dropped
 
 
 @dataclass
@@ -46,6 +48,15 @@ class LraModelArguments(SizedModelArguments):
             raise UserError(f"--model_type {self.model_type}: --model_name_or_path has a type; leave one of them out.")
         if self.masked_dropout is not None and not 0 <= self.masked_dropout < 1:
             raise UserError(f"--masked_dropout is {self.masked_dropout:g}; it must be at least 0 and less than 1.")
+
+    def for_masking(self) -> Self:
+        """The model of masked self-pretraining: `masked_dropout` in place of what a recipe of fine-tuning says."""
+        if self.masked_dropout is None:
+            return self
+        names = [name for name in vars(SKTformerConfig()) if name.endswith(_DROPOUT)]
+        others = [o for o in (self.config_overrides or "").split(",") if not o.partition("=")[0].endswith(_DROPOUT)]
+        overrides = [*filter(None, others), *(f"{name}={self.masked_dropout}" for name in names)]
+        return replace(self, config_overrides=",".join(overrides))
 
 
 class EncoderForSequences(PreTrainedModel):
@@ -95,7 +106,7 @@ class EncoderForSequences(PreTrainedModel):
 
 
 def build_config(
-    arguments: LraModelArguments, task: Task, max_length: int, is_padded: bool, seed: int, is_masked_lm: bool = False
+    arguments: LraModelArguments, task: Task, max_length: int, is_padded: bool, seed: int
 ) -> PreTrainedConfig:
     """
     The configuration of a new model, made for `max_length` tokens of a task.
@@ -111,8 +122,6 @@ def build_config(
     with explained(f"No {arguments.model_type} can be made of these fields"):
         sizes: PreTrainedConfig = SKTformerConfig(**own, **fields)
         override_fields(sizes, known_overrides(sizes, overrides))
-        if is_masked_lm:
-            _set_masked_dropout(sizes, arguments)
         sizes.validate()
         config = sizes
         if arguments.model_type != _SKTFORMER:
@@ -124,8 +133,6 @@ def build_config(
             length["num_landmarks"] = length["segment_means_seq_len"]
         config.update(length)
         override_fields(config, known_overrides(config, overrides, taken_by=sizes))
-        if is_masked_lm:
-            _set_masked_dropout(config, arguments)  # again, behind an override of a recipe of fine-tuning
         return config
 
 
@@ -135,13 +142,16 @@ def build_model(
     """
     Make a model for a task, or load one: of a masked language model, the encoder below a new head.
 
+    With `is_masked_lm` it is a masked language model, for self-pretraining.
+
     Raises:
         UserError: if it cannot be made or loaded, or was made for other inputs.
     """
     name = arguments.model_name_or_path
+    arguments = arguments.for_masking() if is_masked_lm else arguments
     with explained(f"The model {name} cannot be loaded" if name else f"No {arguments.model_type} can be made"):
         if not name:
-            config = build_config(arguments, task, max_length, is_padded, seed, is_masked_lm)
+            config = build_config(arguments, task, max_length, is_padded, seed)
             return AutoModelForMaskedLM.from_config(config) if is_masked_lm else _class_for(config, task)(config)
         model = _load_model(arguments, task, is_masked_lm)
     is_fixed = task.is_picture or task.title == "ListOps"  # which are never cut
@@ -157,60 +167,59 @@ def build_model(
 
 
 def _load_model(arguments: LraModelArguments, task: Task, is_masked_lm: bool) -> PreTrainedModel:
+    """A model of this script, with its weights; `has_new_head` of one that classifies says whether its head is new."""
     name: Any = arguments.model_name_or_path
     config = AutoConfig.from_pretrained(name)
+    _check_task(name, config, task)
+    has_head = not guesses_values(config)
+    if is_masked_lm and has_head:
+        raise UserError(f"The model {name} classifies; --mask_probability makes a new model, or goes on with its.")
+    _set_dropouts(config, arguments)
+    _set_overrides(name, config, arguments.config_overrides)
+    if is_masked_lm:
+        return AutoModelForMaskedLM.from_pretrained(name, config=config, dtype=TRAINED_DTYPE)
+    if has_head or config.model_type == _SKTFORMER:
+        model: Any = _class_for(config, task).from_pretrained(name, config=config, dtype=TRAINED_DTYPE)
+    else:
+        config.per_example = task.per_example
+        model = EncoderForSequences(config)
+        model.encoder = AutoModel.from_pretrained(name, config=config, dtype=TRAINED_DTYPE)
+    model.has_new_head = not has_head
+    return model
+
+
+def _check_task(name: str, config: PreTrainedConfig, task: Task) -> None:
+    """Refuse a model that is not one of this script's, or was made for another task."""
     if config.model_type != _SKTFORMER and not hasattr(config, "head_config"):
         raise UserError(f"The model {name} is not one of this script's; leave --model_name_or_path out.")
     if config.vocab_size != vocab_size(task):
         raise UserError(f"The model {name} was not made for {task.title}: it has {config.vocab_size} kinds of tokens.")
-    if is_masked_lm:
-        if not guesses_values(config):
-            raise UserError(f"The model {name} classifies; --mask_probability makes a new model, or goes on with its.")
-    is_headless = guesses_values(config)
     # A model that guesses values has the labels of its task, too: the kinds of tokens are alike in most of them.
     if (labels := label_names(config)) != list(task.labels):
         raise UserError(f"The model {name} was not made for {task.title}: it tells {', '.join(labels)} apart.")
-    _set_dropouts(config, arguments, is_masked_lm)
-    trained = config.to_dict()
-    override_fields(config, known_overrides(config, arguments.config_overrides))
-    if is_masked_lm:
-        _set_masked_dropout(config, arguments)
-    if changed := [key for key, value in config.to_dict().items() if value != trained[key] and "dropout" not in key]:
-        raise UserError(
-            f"--config_overrides: {', '.join(changed)} of the model {name} cannot be changed; leave it out."
-        )
-    if is_masked_lm:
-        return AutoModelForMaskedLM.from_pretrained(name, config=config, dtype=TRAINED_DTYPE)
-    if is_headless and config.model_type != _SKTFORMER:
-        config.per_example = task.per_example
-        model: Any = EncoderForSequences(config)
-        model.encoder = AutoModel.from_pretrained(name, config=config, dtype=TRAINED_DTYPE)
-    else:
-        model = _class_for(config, task).from_pretrained(name, config=config, dtype=TRAINED_DTYPE)
-    model.has_new_head = is_headless
-    return model
 
 
-def _set_dropouts(config: PreTrainedConfig, arguments: LraModelArguments, is_masked_lm: bool) -> None:
+def _set_dropouts(config: PreTrainedConfig, arguments: LraModelArguments) -> None:
     """What a recipe of fine-tuning says about dropout holds, in encoder and head, not one of pre-training."""
     is_ours = config.model_type == _SKTFORMER
     sizes = config if is_ours else SKTformerConfig(**config.head_config)
     sizes.update({key: value for key, value in arguments.fields().items() if "dropout" in key})
-    if is_masked_lm:
-        _set_masked_dropout(sizes, arguments)
     if is_ours:
         return
     overrides = known_overrides(sizes, arguments.config_overrides) or ""
     override_fields(sizes, ",".join(o for o in overrides.split(",") if "dropout" in o.partition("=")[0]))
     config.update(comparable_dropouts(config, sizes))
-    head = {key: value for key, value in vars(sizes).items() if key.endswith("_dropout_prob")}
-    config.head_config = config.head_config | head
+    config.head_config |= {key: value for key, value in vars(sizes).items() if key.endswith(_DROPOUT)}
 
 
-def _set_masked_dropout(config: PreTrainedConfig, arguments: LraModelArguments) -> None:
-    """What self-pretraining says about dropout."""
-    if (dropout := arguments.masked_dropout) is not None:
-        config.update({name: dropout for name in vars(config) if name.endswith("_dropout_prob")})
+def _set_overrides(name: str, config: PreTrainedConfig, overrides: str | None) -> None:
+    """Set what `--config_overrides` names; a `UserError` if weights depend on it, as on all but dropout."""
+    trained = config.to_dict()
+    override_fields(config, known_overrides(config, overrides))
+    if changed := [key for key, value in config.to_dict().items() if value != trained[key] and "dropout" not in key]:
+        raise UserError(
+            f"--config_overrides: {', '.join(changed)} of the model {name} cannot be changed; leave it out."
+        )
 
 
 def takes_mask(model: PreTrainedModel) -> bool:

@@ -7,8 +7,10 @@ from typing import Any
 from datasets import Dataset
 from transformers import DataCollatorWithPadding, PreTrainedModel, PreTrainedTokenizerBase
 
+from experiments.adapters import LoraArguments
 from experiments.arguments import UserError
-from experiments.models import CheckpointArguments, LoraArguments, fingerprint_checkpoint, fit_length, load_tokenizer
+from experiments.checkpoints import CheckpointArguments
+from experiments.models import fingerprint_checkpoint, fit_length, load_tokenizer
 
 
 def load_text_tokenizer(checkpoint: CheckpointArguments) -> PreTrainedTokenizerBase:
