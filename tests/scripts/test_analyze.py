@@ -12,7 +12,7 @@ import analyze
 from experiments.arguments import UserError
 from experiments.comparisons import report
 from experiments.comparisons.report import write_table
-from experiments.comparisons.stages import Outcome
+from experiments.comparisons.running import Outcome
 from experiments.comparisons.tables import TABLES
 from experiments.lra.published import ROWS, TASK_NAMES, published_figures
 from experiments.lra.tasks import TASKS as LRA_TASKS
