@@ -57,16 +57,33 @@ class BenchmarkArguments(MeasurementArguments):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._check_comparison()
+        self._fill_in_defaults()
+        self._check_lengths()
+        if not all(0 <= value < 1 for value in self.dropout):
+            raise UserError(f"--dropout {' '.join(map(str, self.dropout))}: each must be at least 0 and below 1.")
+        depths = {build_sizes(size, self.num_layers).num_hidden_layers for size in self.size}
+        self.num_layers = depths.pop() if len(depths) == 1 and not self.count else None
+
+    def _check_comparison(self) -> None:
+        """Refuse flags of different comparisons, and what a comparison takes no notice of."""
         require_at_least(1, self, "batch_size", "tokens_per_batch", "made_for", "num_layers")
         if sum(map(bool, (self.tokens_per_batch and not self.count, self.made_for, self.count))) > 1:
             raise UserError("--tokens_per_batch, --made_for and --count measure different things; give one of them.")
-        alone = self.comparison not in ("speed", "counts")
-        if alone and self.models not in ([], ["sktformer"]):
+        if self.is_of_one_model and self.models not in ([], ["sktformer"]):
             raise UserError(f"--models {' '.join(self.models)}: this measures sktformer alone; leave the flag out.")
         if self.count and (self.modes or self.dropout[1:] or self.num_layers):
             unused = "--modes, --num_layers and more than one --dropout"
             raise UserError(f"--count is of a layer's training step; leave {unused} out.")
-        defaults = DEFAULTS | ({"models": ["sktformer"]} if alone else {}) | (counts.DEFAULTS if self.count else {})
+        if self.count and self.compile:
+            raise UserError("--compile: --count looks into the model; leave it out.")
+        if self.padded and not self.made_for:
+            raise UserError("--padded: models are compared without padding; give --made_for with it.")
+
+    def _fill_in_defaults(self) -> None:
+        """Those of the comparison, for flags that are not given; values that are given twice count once."""
+        of_comparison = counts.DEFAULTS if self.count else {"models": ["sktformer"]} if self.is_of_one_model else {}
+        defaults = DEFAULTS | of_comparison
         if self.batch_size:
             defaults.pop("tokens_per_batch", None)
         for name, value in defaults.items():
@@ -75,6 +92,8 @@ class BenchmarkArguments(MeasurementArguments):
             self.modes, self.dropout = ["training"], self.dropout[-1:]
         self.models, self.size = list(dict.fromkeys(self.models)), list(dict.fromkeys(self.size))
         self.lengths, self.dropout = sorted(set(self.lengths)), list(dict.fromkeys(self.dropout))
+
+    def _check_lengths(self) -> None:
         # Samples, windows and patches of the models do not fit into fewer tokens.
         if self.lengths[0] < 16:
             raise UserError(f"--lengths {' '.join(map(str, self.lengths))}: each must be at least 16 tokens.")
@@ -83,14 +102,6 @@ class BenchmarkArguments(MeasurementArguments):
             raise UserError(f"--tokens_per_batch {self.tokens_per_batch} is no multiple of --lengths {' '.join(odd)}.")
         if self.made_for and self.lengths[-1] >= self.made_for:
             raise UserError(f"--made_for {self.made_for} must be more than --lengths, which has {self.lengths[-1]}.")
-        if self.padded and not self.made_for:
-            raise UserError("--padded: models are compared without padding; give --made_for with it.")
-        if not all(0 <= value < 1 for value in self.dropout):
-            raise UserError(f"--dropout {' '.join(map(str, self.dropout))}: each must be at least 0 and below 1.")
-        if self.compile and self.count:
-            raise UserError("--compile: --count looks into the model; leave it out.")
-        depths = {build_sizes(size, self.num_layers).num_hidden_layers for size in self.size}
-        self.num_layers = depths.pop() if len(depths) == 1 and not self.count else None
 
     @property
     def comparison(self) -> str:
@@ -98,6 +109,11 @@ class BenchmarkArguments(MeasurementArguments):
         if self.count:
             return "counts"
         return "scaling" if self.tokens_per_batch else "short_inputs" if self.made_for else "speed"
+
+    @property
+    def is_of_one_model(self) -> bool:
+        """Whether sktformer is compared with itself alone."""
+        return self.comparison in ("scaling", "short_inputs")
 
     @property
     def setting(self) -> Setting:
