@@ -119,9 +119,9 @@ def test_best_recipes_are_read_behind_the_task_s():
     assert {name for name in OVERLAYS if name.startswith("lra/best/")} == {
         f"lra/best/{name}.yaml" for name in TASK_NAMES
     }
-    best, image = (str(CONFIGURATION / name) for name in ("lra/best/image.yaml", "lra/image.yaml"))
+    base, image, best = (str(CONFIGURATION / f"lra/{name}.yaml") for name in ("base", "image", "best/image"))
     alone = parse_command(run_lra.ARGUMENTS, argv=["--recipe", best, "--use_cpu"])
-    assert alone.recipes == [image, best]
+    assert alone.recipes == [base, image, best]
     assert alone.given == parse_command(run_lra.ARGUMENTS, argv=["--recipe", image, best, "--use_cpu"]).given
     assert alone.given["task_name"] == "image"
 

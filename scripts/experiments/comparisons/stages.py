@@ -12,6 +12,7 @@ from experiments.arguments import (
     flag_values,
     join_overrides,
     load_recipe,
+    recipes_behind,
     require_at_least,
     split_words,
 )
@@ -142,7 +143,8 @@ class Stage:
         merged: dict[str, Any] = {}
         given = flag_values(self.run_flags).items()
         further = {name: True if value is None else int(value) if value.isdigit() else value for name, value in given}
-        for flags in (*(load_recipe(CONFIGURATION / path) for path in self.recipes), further):
+        files = dict.fromkeys(file for path in self.recipes for file in recipes_behind(str(CONFIGURATION / path)))
+        for flags in (*map(load_recipe, files), further):
             merged = merged | flags | join_overrides(merged, flags)
         return merged
 

@@ -1,0 +1,185 @@
+"""Runs of a table, one stage after the other: learning rates, times of steps, and then every row with every seed."""
+
+import itertools
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from experiments.arguments import CONFIGURATION, UserError, flag_values, join_overrides, recipe_to_flags
+from experiments.comparisons.stages import SEARCH_SEED, Case, ComparisonArguments, Stage
+from experiments.results import read_json
+from experiments.runs import Run, choose_launcher, execute_runs
+
+
+@dataclass
+class Outcome:
+    """What a row has reached in a case."""
+
+    rate: float | None  # the learning rate that was chosen
+    search: dict[str, float | None] = field(default_factory=dict)  # what chose it, by rate; None if it diverged
+    search_steps: int | None = None  # after which it was chosen, if not after a recipe's passes
+    folders: list[Path] = field(default_factory=list)  # a checkpoint for each seed
+    metrics: list[dict[str, Any]] = field(default_factory=list)  # for each seed
+
+
+# By row and key of the case.
+Outcomes: TypeAlias = dict[tuple[str, str], Outcome]
+
+
+def start_of(row: Sequence[str]) -> str:
+    """The checkpoint that a row starts from."""
+    return flag_values(row).get("model_name_or_path") or ""
+
+
+def run_stages(stages: Sequence[Stage], given: Mapping[str, Any], arguments: ComparisonArguments) -> list[Outcomes]:
+    """
+    Run what is not finished of a table, with the flags of data that were `given`.
+
+    In a later stage `--model_name_or_path NAME` stands for the run of that row of the stage before with the same seed;
+    rows that none starts from are not run. A row that names none starts from scratch. Raises a `UserError` if a run
+    fails, a row diverges at every rate, or a row starts from one that is not there.
+    """
+    chosen: list[dict[str, tuple[str, ...]]] = []
+    starts: set[str] = set()
+    for stage in reversed(stages):
+        rows = stage.rows()
+        if not starts <= set(rows):
+            lacking = f"{stage.runs} has no row {', '.join(sorted(starts - set(rows)))}"
+            raise UserError(f"{lacking}: every --model_name_or_path must be one of {', '.join(rows)}.")
+        chosen.append({name: row for name, row in rows.items() if not starts or name in starts})
+        starts = {start_of(row) for row in chosen[-1].values()} - {""}
+    if arguments.parallel_runs > 1:
+        # For steps that are timed alone, too: with more threads than in training they would take less time.
+        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // arguments.parallel_runs)))
+    outcomes: list[Outcomes] = [{}]
+    for stage, rows in zip(stages, reversed(chosen), strict=True):
+        outcomes.append(_StageRuns(stage, rows, given, arguments, outcomes[-1]).run())
+    return outcomes[1:]
+
+
+@dataclass
+class _StageRuns:
+    stage: Stage
+    rows: dict[str, tuple[str, ...]]
+    given: Mapping[str, Any]
+    arguments: ComparisonArguments
+    earlier: Outcomes
+
+    @property
+    def cells(self) -> list[tuple[str, Case]]:
+        """Every row in every case."""
+        return [(name, case) for case in self.stage.cases for name in self.rows]
+
+    def run(self) -> Outcomes:
+        """Choose learning rates, time steps where budgets are minutes, and run all rows with all seeds."""
+        outcomes = self.choose_rates()
+        times = self.time_steps(outcomes)
+        self.run_seeds(outcomes, times)
+        return outcomes
+
+    def choose_rates(self) -> Outcomes:
+        """What each row is run with in each case: the rate that its row says, or the best of several by short runs."""
+        offered = self.stage.learning_rates and (self.arguments.learning_rates or self.stage.learning_rates)
+        outcomes: Outcomes = {}
+        tried: dict[tuple[str, str], dict[float, Run]] = {}
+        for name, case in self.cells:
+            own = flag_values(self.rows[name]).get("learning_rate")
+            choosing = self.stage.choosing_case(case)
+            steps = self.arguments.search_steps or self.stage.search_steps or choosing.max_steps
+            short = replace(choosing, max_steps=steps, minutes=None)
+            rates = (float(own),) if offered and own else offered
+            tried[name, case.key] = {rate: self.plan(name, short, rate) for rate in rates}
+            outcomes[name, case.key] = Outcome(next(iter(rates), None), search_steps=steps)
+        searches = {key: runs for key, runs in tried.items() if len(runs) > 1}
+        if searches:
+            every = [run for runs in searches.values() for run in runs.values()]
+            self.execute(every, f"{self.stage.folder}, learning rates", "Training has diverged")
+        for (name, key), runs in searches.items():
+            found = {rate: read_json(run.result)["eval_loss"] for rate, run in runs.items() if run.result.is_file()}
+            if not found:
+                raise UserError(f"{name} diverges at every one of --learning_rates {' '.join(map(str, runs))}.")
+            outcomes[name, key].rate = min(found, key=found.__getitem__)
+            outcomes[name, key].search = {f"{rate:g}": found.get(rate) for rate in runs}
+        return outcomes
+
+    def time_steps(self, outcomes: Outcomes) -> dict[tuple[str, str], tuple[float, str]]:
+        """
+        How many milliseconds a step takes and where, by row and key of the case: in short runs, one by one.
+
+        Of cases whose budget is minutes; a row that says its steps has no use for them.
+        """
+        runs = {
+            (name, case.key): self.plan(name, case.timed(), outcomes[name, case.key].rate)
+            for name, case in self.cells
+            if case.minutes and "max_steps" not in flag_values(self.rows[name])
+        }
+        if runs:
+            self.execute(runs.values(), f"{self.stage.folder}, times of steps", at_once=1)
+        times: dict[tuple[str, str], tuple[float, str]] = {}
+        for key, run in runs.items():
+            metrics = read_json(run.result)
+            if "step_time_ms" not in metrics:
+                raise UserError(f"{run.folder} was cut short behind its last step, and measured no time; delete it.")
+            times[key] = metrics["step_time_ms"], metrics["environment"]["device"]
+        return times
+
+    def run_seeds(self, outcomes: Outcomes, times: Mapping[tuple[str, str], tuple[float, str]]) -> None:
+        """Run all rows with the first seed, all with the second, and so on, and note what they reach."""
+        runs: dict[tuple[str, str, int], Run] = {}
+        for seed, (name, case) in itertools.product(self.arguments.seeds, self.cells):
+            key = name, case.key
+            of_length = case.in_steps(times[key][0]) if key in times else case
+            runs[*key, seed] = self.plan(name, of_length, outcomes[key].rate, seed)
+        self.execute(runs.values(), self.stage.folder)
+        for (name, of_case, _), run in runs.items():
+            key, metrics = (name, of_case), read_json(run.result)
+            if key in times:
+                # What chose the steps is what the table says, whatever ran beside the training.
+                time, device = times[key]
+                if device != (trained := metrics["environment"]["device"]):
+                    remedy = f"choose another --output_dir, or delete {run.folder.parent}"
+                    raise UserError(f"Steps of {name} were timed on {device} and taken on {trained}; {remedy}.")
+                metrics["step_time_ms"] = time
+            outcomes[key].folders.append(run.result.parent)
+            outcomes[key].metrics.append(metrics)
+
+    def plan(self, name: str, case: Case, rate: float | None, seed: int = SEARCH_SEED) -> Run:
+        """One run of a row."""
+        row, started_from = list(self.rows[name]), ""
+        if self.earlier and start_of(row):
+            start = next(outcome for (of, _), outcome in self.earlier.items() if of == start_of(row))
+            first, *_ = seeds = self.arguments.seeds
+            checkpoint = start.folders[seeds.index(seed) if seed in seeds else 0]
+            row = [*_without_flag(row, "model_name_or_path"), "--model_name_or_path", str(checkpoint)]
+            started_from = "" if seed in seeds else f"from-{first}"
+        recipes = [str(CONFIGURATION / path) for path in self.stage.recipes]
+        flags = ["--recipe", *recipes] if recipes else []
+        flags += recipe_to_flags({flag: value for flag, value in self.given.items() if flag in self.stage.data})
+        # A search is shorter than the runs that it is for.
+        run_flags = _without_flag(self.stage.run_flags, "num_train_epochs" if case.max_steps else "")
+        flags += [*case.flags, *run_flags, *row, "--seed", str(seed)]
+        # Where both say it, the row would win, and the rows would differ in more than they say.
+        flags += recipe_to_flags(join_overrides(flag_values(self.stage.run_flags), flag_values(row)))
+        flags += [] if case.max_steps is None else ["--max_steps", str(case.max_steps)]
+        flags += [] if rate is None else ["--learning_rate", f"{rate:g}"]
+        words = [name, case.key, "" if rate is None else f"{rate:g}", str(seed), started_from]
+        folder = Path(self.arguments.output_dir) / self.stage.folder / "-".join(filter(None, words))
+        return Run(self.stage.script, tuple(flags), folder, self.stage.result.format(case=case.name))
+
+    def execute(
+        self, runs: Iterable[Run], title: str, tolerated: str | None = None, at_once: int | None = None
+    ) -> None:
+        launcher = choose_launcher(self.arguments.launcher)
+        execute_runs(list(dict.fromkeys(runs)), launcher, title, tolerated, at_once or self.arguments.parallel_runs)
+
+
+def _without_flag(flags: Sequence[str], name: str) -> list[str]:
+    """Flags with their values, but for one."""
+    kept, is_kept = [], True
+    for word in flags:
+        if word.startswith("--"):
+            is_kept = word[2:].partition("=")[0].replace("-", "_") != name
+        kept += [word] * is_kept
+    return kept
