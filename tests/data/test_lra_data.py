@@ -14,9 +14,9 @@ from datasets import ClassLabel, Dataset, Features, Image, Value
 
 from experiments.arguments import UserError
 from experiments.lra import images, texts
+from experiments.lra.data import LraArguments, load_parts
 from experiments.lra.examples import Examples, collate
 from experiments.lra.pretraining import MaskedCollator
-from experiments.lra.tasks import LraArguments, load_parts
 
 
 ROWS = [np.array([3, 1, 2]), np.array([0]), np.array([255, 254]), np.array([7, 7, 7, 7])]

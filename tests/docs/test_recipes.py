@@ -20,7 +20,7 @@ from experiments.comparisons.stages import Stage
 from experiments.comparisons.tables import TABLES
 from experiments.glue.tasks import TASKS
 from experiments.lra.models import build_model
-from experiments.lra.published import TASK_NAMES, published_figures
+from experiments.lra.published import published_figures
 from experiments.lra.tasks import TASKS as LRA_TASKS
 from experiments.models import ModelArguments, build_config
 from experiments.runs import read_runs
@@ -117,7 +117,7 @@ def test_classification_recipes_parse(path):
 
 def test_best_recipes_are_read_behind_the_task_s():
     assert {name for name in OVERLAYS if name.startswith("lra/best/")} == {
-        f"lra/best/{name}.yaml" for name in TASK_NAMES
+        f"lra/best/{name}.yaml" for name in LRA_TASKS
     }
     base, image, best = (str(CONFIGURATION / f"lra/{name}.yaml") for name in ("base", "image", "best/image"))
     alone = parse_command(run_lra.ARGUMENTS, argv=["--recipe", best, "--use_cpu"])
@@ -198,7 +198,7 @@ def test_rows_of_tables_parse_and_restate_nothing(stage, monkeypatch):
 
 def test_the_paper_s_recipes_of_long_range_arena():
     rows = {}
-    for task in TASK_NAMES:
+    for task in LRA_TASKS:
         file = CONFIGURATION / "lra" / f"{task}.yaml"
         model, arguments, training = parse_args(run_lra.ARGUMENTS, ["--recipe", str(file), "--use_cpu"])
         config = build_model(model, LRA_TASKS[task], 64, False, seed=0).config
@@ -219,7 +219,7 @@ def test_the_paper_s_recipes_of_long_range_arena():
 
 def test_the_paper_s_best_values_of_long_range_arena():
     rows = {}
-    for task in TASK_NAMES:
+    for task in LRA_TASKS:
         file = CONFIGURATION / "lra" / "best" / f"{task}.yaml"
         model, arguments, training = parse_args(run_lra.ARGUMENTS, ["--recipe", str(file), "--use_cpu"])
         config = build_model(model, LRA_TASKS[task], arguments.length, False, seed=0).config
@@ -257,7 +257,7 @@ def test_rows_of_the_paper_s_analyses_have_its_figures():
 
 
 def test_rows_of_a_second_stage_start_from_those_of_the_first():
-    for task in TASK_NAMES:
+    for task in LRA_TASKS:
         first, second = TABLES[f"lra_self_pretraining_{task}"].stages
         assert {start_of(row) for row in second.rows().values()} == {*first.rows(), ""}
         for name in first.rows():

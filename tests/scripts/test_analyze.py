@@ -14,7 +14,7 @@ from experiments.comparisons import report
 from experiments.comparisons.report import write_table
 from experiments.comparisons.running import Outcome
 from experiments.comparisons.tables import TABLES
-from experiments.lra.published import ROWS, TASK_NAMES, published_figures
+from experiments.lra.published import ROWS, published_figures
 from experiments.lra.tasks import TASKS as LRA_TASKS
 from experiments.results import describe_environment
 from modeling_sktformer import SKTformerConfig, SKTformerForMaskedLM
@@ -100,7 +100,7 @@ def test_tables_of_tasks_are_joined(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["analyze.py", "lra", "--results_dir", str(tmp_path)])
     with pytest.raises(UserError, match=r"has no lra_TASK.json; write it with `reproduce.py lra_TASK"):
         analyze.main()
-    for number, task in enumerate(TASK_NAMES):
+    for number, task in enumerate(LRA_TASKS):
         rows = {"SKTformer": [0.5, 0.6 + number / 100], **({} if task == "text" else {"BERT": [0.25, 0.25]})}
         write_lra_table(task, rows, [0, 1], tmp_path)
     analyze.main()
@@ -130,4 +130,4 @@ def test_analyses_that_are_tables_say_their_command(name, monkeypatch):
     ) as error:
         analyze.main()
     table = str(error.value).partition("reproduce.py ")[2].rstrip("`.")
-    assert all(table.replace("TASK", task) in TABLES for task in TASK_NAMES)
+    assert all(table.replace("TASK", task) in TABLES for task in LRA_TASKS)

@@ -21,7 +21,7 @@ from transformers import AutoModelForNextSentencePrediction, AutoModelForSequenc
 
 import run_lra
 from experiments.arguments import CONFIGURATION, UserError, flag_values, parse_command
-from experiments.comparisons.lra_tables import TABLES
+from experiments.comparisons.lra_tables import TABLES, tables_of
 from experiments.fine_tuning import predict
 from experiments.lra.examples import Examples, collate
 from experiments.lra.jobs import compute_metrics
@@ -570,6 +570,19 @@ def test_published_figures_are_found_by_the_setting():
     assert sum(losses) / 5 == pytest.approx(0.88, abs=0.005)
     config = SKTformerConfig(**SIZES_OF_THE_PAPER, use_convolution_stem=False)
     assert published_figures("pathfinder", config, 0)["setting"] == pytest.approx(0.7582 - 0.0047)
+
+
+def test_a_task_that_the_paper_does_not_have_gets_tables_without_its_figures(monkeypatch):
+    monkeypatch.setitem(TASKS, "another", replace(TASKS["text"], title="Another", max_length=64))
+    figures = published_figures("another", SKTformerConfig(**SIZES_OF_THE_PAPER), 0)
+    assert figures == {"length": 64, "rows": {}, "setting": None, "noise": {}, "curve": {}}
+    tables = tables_of("another")
+    assert tables.keys() == {name.replace("text", "another") for name in tables_of("text")}
+    for name, of_text in tables_of("text").items():
+        table = tables[name.replace("text", "another")]
+        assert table.title == of_text.title.replace("Text", "Another")
+        measures = [measure for stage in table.stages for measure in (*stage.measures, *stage.curves)]
+        assert not any(measure.baselines for measure in measures)
 
 
 def test_published_rows_have_their_published_means():

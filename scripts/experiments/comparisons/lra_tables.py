@@ -4,10 +4,10 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from experiments.comparisons.stages import Case, Curve, Measure, Stage, Table
-from experiments.lra.published import CURVE_STEPS, NOISES, ROWS, TASK_NAMES
+from experiments.lra.published import CURVE_STEPS, NOISES, PUBLISHED_TASKS, ROWS
+from experiments.lra.tasks import TASKS
 
 
-_TITLES = dict(zip(TASK_NAMES, ("ListOps", "Text", "Retrieval", "Image", "Pathfinder"), strict=True))
 _DATA = ("data_dir", "dataset_name", "cache_dir")
 _RATES = (1e-4, 3e-4, 1e-3)
 _SETTING = Measure("the same in the paper (%)", "published.setting", format=".2f", factor=100, pooled=True)
@@ -40,14 +40,14 @@ def _costs(published: Iterable[str] = ()) -> tuple[Measure, ...]:
     )
 
 
-def _stage(task: str, what: str, runs: str, cases: tuple[Case, ...], measures: tuple[Measure, ...]) -> Stage:
+def _stage(task: str, what: str, runs: str, measures: tuple[Measure, ...], cases: tuple[Case, ...] = ()) -> Stage:
     return Stage(
         folder="-".join(filter(None, (f"lra/{task}", what))),
         script="run_lra.py",
         runs=f"{runs}.txt",
         recipes=(f"lra/{task}.yaml",),
         data=_DATA,
-        cases=cases,
+        cases=cases or (Case(TASKS[task].title),),
         measures=measures,
         learning_rates=_RATES,
         curves=(Curve("validation accuracy", "eval_accuracy", "accuracy (%)", 100, "minutes of training"),),
@@ -55,14 +55,15 @@ def _stage(task: str, what: str, runs: str, cases: tuple[Case, ...], measures: t
 
 
 def _table(task: str, title: str, *stages: Stage) -> Table:
-    return Table(f"Long Range Arena, {_TITLES[task]}: {title}", _TEXT % task, stages, _NOTES)
+    return Table(f"Long Range Arena, {TASKS[task].title}: {title}", _TEXT % task, stages, _NOTES)
 
 
 def _whole(task: str) -> Table:
     """Table 1: the paper's recipe, with its best values, and others."""
-    rows = tuple((name, f"published.rows.{name}") for name in ROWS)
-    measures = (_accuracy("accuracy (%)", rows=rows), *_costs(ROWS))
-    table = _table(task, "the paper's recipe", _stage(task, "", "lra", (Case(_TITLES[task]),), measures))
+    published = tuple(name for name in ROWS if task in ROWS[name])
+    rows = tuple((name, f"published.rows.{name}") for name in published)
+    measures = (_accuracy("accuracy (%)", rows=rows), *_costs(published))
+    table = _table(task, "the paper's recipe", _stage(task, "", "lra", measures))
     note = (
         f"- SKTformer-best has the paper's best values and no preset's: `configuration/lra/best/{task}.yaml`, with "
         "passes and weight decay of its own where that says so."
@@ -82,13 +83,15 @@ def _curves(task: str, num_steps: int, is_whole: bool = False) -> Table:
         runs = "lra_curves_listops" if task == "listops" else "lra_curves"
         rates, note = _RATES, "- After the warm-up the rate is constant."
         every += ["--lr_scheduler_type", "constant_with_warmup"]
-    rows = {f"{which} smoother (paper)": f"published.curve.{which}" for which in ("with", "without")}
+    published = ("with", "without") if task in PUBLISHED_TASKS else ()
+    rows = {f"{which} smoother (paper)": f"published.curve.{which}" for which in published}
     measures = [
         _accuracy(f"after {step:,} steps", f"curve.{step}", tuple((row, f"{key}.{step}") for row, key in rows.items()))
         for step in steps
     ]
-    case = Case(f"{_TITLES[task]}, {num_steps:,} steps", flags=("--test_curve", "true", *every), max_steps=num_steps)
-    stage = replace(_stage(task, "curves", runs, (case,), (*measures, *_costs(rows))), learning_rates=rates)
+    title = f"{TASKS[task].title}, {num_steps:,} steps"
+    case = Case(title, flags=("--test_curve", "true", *every), max_steps=num_steps)
+    stage = replace(_stage(task, "curves", runs, (*measures, *_costs(rows)), (case,)), learning_rates=rates)
     curve = Curve("test accuracy", "eval_test_accuracy", "accuracy (%)", 100, baselines=tuple(rows.items()))
     timed = replace(curve, against="minutes of training", baselines=())
     table = _table(task, "learning curves", replace(stage, curves=(curve, timed)))
@@ -100,24 +103,22 @@ def _noise() -> Table:
     amplitudes = next(iter(NOISES.values()))
     measure = _accuracy("", rows=tuple((name, f"published.noise.{name}") for name in NOISES))
     cases = tuple(Case(f"noise {a}", f"noise-{a}", ("--noise", str(a)), max_steps=5000) for a in amplitudes)
-    stage = _stage("image", "noise", "lra_noise", cases, (*_costs(NOISES), measure))
+    stage = _stage("image", "noise", "lra_noise", (*_costs(NOISES), measure), cases)
     return _table("image", "noise on the pixels", replace(stage, rate_case=0, has_mean=True, label="accuracy (%)"))
 
 
 def _analysis(task: str, runs: str, title: str) -> Table:
     """The impact of r, s1 and s2, or the ablation: the paper's figure beside ours."""
-    stage = _stage(task, runs, f"lra_{runs}", (Case(_TITLES[task]),), (_accuracy("accuracy (%)"), _SETTING, *_costs()))
+    stage = _stage(task, runs, f"lra_{runs}", (_accuracy("accuracy (%)"), _SETTING, *_costs()))
     return _table(task, title, replace(stage, learning_rates=(), drawn_by_row=2, label="accuracy (%)"))
 
 
 def _self_pretraining(task: str) -> Table:
     """Masked self-pretraining on the task's own training inputs, and none."""
     measure = _accuracy("masked values guessed (%)", "eval_accuracy")
-    first = _stage(task, "masked", "lra_masked", (Case(_TITLES[task]),), (measure,))
+    first = _stage(task, "masked", "lra_masked", (measure,))
     recipes = (*first.recipes, "lra/self_pretraining.yaml")
-    last = _stage(
-        task, "self-pretrained", "lra_self_pretraining", (Case(_TITLES[task]),), (_accuracy("accuracy (%)"), *_costs())
-    )
+    last = _stage(task, "self-pretrained", "lra_self_pretraining", (_accuracy("accuracy (%)"), *_costs()))
     stages = (replace(first, recipes=recipes, learning_rates=()), replace(last, learning_rates=()))
     table = _table(task, "masked self-pretraining on its own training inputs", *stages)
     # As in Table 1, a training cut short has to be seen.
@@ -128,12 +129,17 @@ def _self_pretraining(task: str) -> Table:
     return replace(table, text=passes + table.text)
 
 
-TABLES = {"lra_curves_image_1000": _curves("image", 1000, is_whole=True), "lra_noise": _noise()}
-for _task in TASK_NAMES:
-    TABLES |= {
-        f"lra_{_task}": _whole(_task),
-        f"lra_curves_{_task}": _curves(_task, 5000),
-        f"lra_impact_{_task}": _analysis(_task, "impact", "r, s1 and s2"),
-        f"lra_ablation_{_task}": _analysis(_task, "ablation", "without a part"),
-        f"lra_self_pretraining_{_task}": _self_pretraining(_task),
+def tables_of(task: str) -> dict[str, Table]:
+    """All tables of a task by name; of one that the paper does not have, without its figures."""
+    return {
+        f"lra_{task}": _whole(task),
+        f"lra_curves_{task}": _curves(task, 5000),
+        f"lra_impact_{task}": _analysis(task, "impact", "r, s1 and s2"),
+        f"lra_ablation_{task}": _analysis(task, "ablation", "without a part"),
+        f"lra_self_pretraining_{task}": _self_pretraining(task),
     }
+
+
+TABLES = {"lra_curves_image_1000": _curves("image", 1000, is_whole=True), "lra_noise": _noise()}
+for _task in TASKS:
+    TABLES |= tables_of(_task)

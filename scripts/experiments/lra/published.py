@@ -3,17 +3,17 @@
 from collections.abc import Mapping
 from typing import Any
 
+from experiments.lra.tasks import TASKS
 
-TASK_NAMES = ("listops", "text", "retrieval", "image", "pathfinder")
+
+PUBLISHED_TASKS = ("listops", "text", "retrieval", "image", "pathfinder")
 PAPER, PAPER_BEST = "SKTformer (paper)", "SKTformer, best (paper)"
 
 
 def _by_task(*values: float) -> dict[str, float]:
-    return dict(zip(TASK_NAMES, values, strict=True))
+    return dict(zip(PUBLISHED_TASKS, values, strict=True))
 
 
-# The longest inputs: symbols, bytes, bytes of each of two, pixels, pixels.
-LENGTHS = dict(zip(TASK_NAMES, (2000, 1000, 4000, 1024, 1024), strict=True))
 # Table 1: means of five seeds.
 ROWS: Mapping[str, Mapping[str, float]] = {
     "Transformer (paper)": _by_task(36.37, 64.27, 57.46, 42.44, 71.40),
@@ -82,7 +82,7 @@ NOISES: Mapping[str, Mapping[float, float]] = {
 
 def published_figures(task_name: str, config: Any, noise: float, on_all_data: bool = True) -> dict[str, Any]:
     """
-    What the paper reports, as shares of one.
+    What the paper reports of a task, as shares of one; of one that it has not, nothing.
 
     Args:
         task_name (`str`): The task.
@@ -95,15 +95,16 @@ def published_figures(task_name: str, config: Any, noise: float, on_all_data: bo
         of the fixed recipe with an SKTformer's r, s1, s2 and parts, or None; `noise`: Table 5's of this noise, also of
         none; `curve`: accuracy by step, `with` and `without` the smoother.
     """
-    rows = {name: row[task_name] for name, row in ROWS.items()}
+    rows = {name: row[task_name] for name, row in ROWS.items() if task_name in row}
     noises = {name: row[noise] for name, row in NOISES.items() if task_name == "image" and noise in row}
     setting = None if noise or not on_all_data else _published_setting(task_name, config)
     curve = {
         which: {str(step): value / 100 for step, value in zip(CURVE_STEPS, of[task_name], strict=True)}
         for which, of in CURVES.items()
+        if task_name in of
     }
     return {
-        "length": LENGTHS[task_name],
+        "length": TASKS[task_name].max_length,
         "rows": {name: value / 100 for name, value in (noises if noise else rows).items()},
         "setting": None if setting is None else setting / 100,
         "noise": {name: value / 100 for name, value in noises.items()},
@@ -116,7 +117,7 @@ def _published_setting(task_name: str, config: Any) -> float | None:
     segments, tokens, features = (getattr(config, name, 0) for name in _COUNTS)
     counts = (segments, tokens, features)
     is_the_papers = all(getattr(config, name, None) == value for name, value in _MODEL.items())
-    if not is_the_papers or counts not in _IMPACT or len(off) > 1:
+    if task_name not in PUBLISHED_TASKS or not is_the_papers or counts not in _IMPACT or len(off) > 1:
         return None
     if off:
         return ROWS[PAPER][task_name] - _LOSSES[off[0]][task_name] if counts == (8, 8, 8) else None

@@ -1,108 +1,9 @@
-"""The tasks of Long Range Arena: what is read or made for each, and how long its inputs are."""
+"""The tasks of Long Range Arena: what an input is, how long, and what there is to tell apart."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Literal
 
-import numpy as np
-
-from experiments.arguments import UserError, explained, flag, require_at_least
 from experiments.lra import images, listops, pathfinder, texts
-from experiments.lra.examples import Examples
-from experiments.lra.published import LENGTHS, TASK_NAMES
-
-
-CACHE = Path("runs/lra-data")
-# How many examples the benchmark has of what can be made, and which expressions.
-_COUNTS = {"listops": sum(listops.SIZES.values()), "pathfinder": pathfinder.COUNT}
-_LIMITS = ("min_length", "max_length", "max_depth", "max_args")
-
-
-@dataclass
-class LraArguments:
-    """The task and its data."""
-
-    task_name: Literal[TASK_NAMES] = flag("listops", "The task.")  # type: ignore[valid-type]
-    data_dir: str | None = flag(None, "Its published data: a folder, or of Image and Pathfinder a file, too.")
-    dataset_name: str | None = flag(None, "Its data on the Hub, in place of the usual ones (Image and Text).")
-    dataset_revision: str | None = flag(None, "Their commit, tag or branch.")
-    cache_dir: str | None = flag(None, f"Folder of data that are made (by default {CACHE}), or read from the Hub.")
-    num_generated: int | None = flag(None, "Examples to make where there are none: by default as many as published.")
-    generation_seed: int = flag(0, "Seed of what is made and of noise, whichever --seed trains.")
-    min_length: int = flag(500, "ListOps: expressions have more symbols than this,")
-    max_length: int = flag(2000, "and fewer than this.")
-    max_depth: int = flag(10, "ListOps: levels of an expression.")
-    max_args: int = flag(10, "ListOps: the most arguments of an operator.")
-    stand_in: bool = flag(False, "Retrieval: make pairs that stand in for the published ones.")
-    noise: float = flag(0.0, "Image: add noise from U(-a, a) to the pixels of all parts; a up to 255.")
-    max_seq_length: int | None = flag(
-        None, "Longest input; the rest of longer ones is cut, of ListOps none may be longer. By default the task's."
-    )
-    max_train_samples: int | None = flag(None, "Train on so many examples, spread evenly over all.")
-    max_eval_samples: int | None = flag(None, "Likewise for validation.")
-    max_predict_samples: int | None = flag(None, "Likewise for the test.")
-    draw_examples: bool = flag(False, "Image, Pathfinder: draw training pictures beside the run, at its end into it.")
-    preprocessing_num_workers: int | None = flag(None, "Processes that make data; by default one for each core.")
-
-    def __post_init__(self) -> None:
-        require_at_least(1, self, "max_train_samples", "max_eval_samples", "max_predict_samples")
-        require_at_least(1, self, "max_seq_length", "preprocessing_num_workers")
-        require_at_least(100, self, "num_generated")
-        require_at_least(0, self, "noise", "generation_seed")
-        task, only = TASKS[self.task_name], {"noise": "image", "stand_in": "retrieval"}
-        only |= dict.fromkeys(_LIMITS, "listops")
-        for name, of in only.items():
-            if getattr(self, name) != getattr(LraArguments, name) and self.task_name != of:
-                raise UserError(f"--{name} is for --task_name {of}; leave it out.")
-            if getattr(self, name) != getattr(LraArguments, name) and of == "listops" and self.data_dir:
-                raise UserError(f"--{name} says what is made, and --data_dir what is read; leave one of them out.")
-        if self.num_generated and (self.data_dir or not (self.task_name in _COUNTS or self.stand_in)):
-            raise UserError("--num_generated: nothing is made here; leave it out.")
-        if self.dataset_revision and (self.data_dir or not task.hub):
-            raise UserError("--dataset_revision: nothing is read from the Hub here; leave it out.")
-        if self.draw_examples and not task.is_picture:
-            raise UserError(f"--draw_examples: {task.title} has no pictures; leave it out.")
-        if self.noise > 255:
-            raise UserError(f"--noise is {self.noise:g}; pixels end at 255.")
-        if self.dataset_name and not task.hub:
-            raise UserError(f"--dataset_name: {task.title} is not read from the Hub; give --data_dir.")
-        if self.data_dir and (self.dataset_name or self.stand_in):
-            raise UserError("--data_dir and --dataset_name or --stand_in name several data sets; give one.")
-        if self.max_seq_length and task.is_picture and self.max_seq_length != task.max_length:
-            raise UserError(
-                f"--max_seq_length {self.max_seq_length}: a picture has {task.max_length} pixels; leave it out."
-            )
-
-    @property
-    def is_partial(self) -> bool:
-        """Whether not all examples are used, or others are made than the benchmark has."""
-        is_other = not self.data_dir and (
-            self.stand_in
-            or self.num_generated not in (None, _COUNTS.get(self.task_name))
-            or any(getattr(self, name) != getattr(LraArguments, name) for name in _LIMITS)
-        )
-        return is_other or any((self.max_train_samples, self.max_eval_samples, self.max_predict_samples))
-
-    @property
-    def length(self) -> int:
-        """The longest input: of expressions that are made, as long as they are made at most."""
-        makes_expressions = self.task_name == "listops" and not self.data_dir
-        longest = self.max_length if makes_expressions else TASKS[self.task_name].max_length
-        return self.max_seq_length or longest
-
-    def path(self) -> Path | None:
-        """Where published data lie; a `UserError` if nothing is there."""
-        if self.data_dir and not (path := Path(self.data_dir).expanduser()).exists():
-            raise UserError(f"--data_dir {path}: there is no such file or folder (it is read from {Path.cwd()}).")
-        return Path(self.data_dir).expanduser() if self.data_dir else None
-
-    def made(self, name: str) -> Path:
-        """Where data that are made are kept; a `UserError` if nothing can be."""
-        folder = Path(self.cache_dir or CACHE)
-        with explained(f"--cache_dir {folder} cannot be made"):
-            folder.mkdir(parents=True, exist_ok=True)
-        return folder / name
 
 
 @dataclass(frozen=True)
@@ -114,10 +15,10 @@ class Task:
         title (`str`): Its name in tables.
         labels (`tuple` of `str`): What there is to tell apart.
         num_values (`int`): What a value of an input can be: bytes, grey values, symbols.
-        max_length (`int`): The published length.
+        max_length (`int`): The published length: in symbols, bytes, bytes of each of two, pixels.
         count (`int`): Published examples, of all parts.
-        read (callable): Its parts from the arguments.
         hub (`str`, *optional*): Its data set on the Hub.
+        is_made (`bool`): Whether a seed makes its examples where no data are given.
         is_picture (`bool`): Whether an input is a square picture.
         per_example (`int`): Sequences in an example.
     """
@@ -127,109 +28,20 @@ class Task:
     num_values: int
     max_length: int
     count: int
-    read: Callable[[LraArguments], dict[str, Examples]]
     hub: str | None = None
+    is_made: bool = False
     is_picture: bool = False
     per_example: int = 1
 
 
-def load_parts(arguments: LraArguments) -> dict[str, Examples]:
-    """
-    The parts `train`, `validation` and `test` of a task.
-
-    Raises:
-        UserError: if they are not there, cannot be made or are malformed, in one line that says where.
-    """
-    task = TASKS[arguments.task_name]
-    parts = task.read(arguments)
-    if task.is_picture and any((part.lengths != task.max_length).any() for part in parts.values()):
-        raise UserError(f"{arguments.data_dir} has pictures of another size than {task.max_length} pixels.")
-    longest = max(int(part.lengths.max(initial=0)) for part in parts.values())
-    if arguments.task_name == "listops" and longest > arguments.length:
-        raise UserError(
-            f"An expression has {longest} symbols, more than --max_seq_length {arguments.length}, and would have "
-            f"another value if it were cut; give --max_seq_length {longest}."
-        )
-    if arguments.noise:
-        parts = images.add_noise(parts, arguments.noise, arguments.generation_seed)
-    limits = (arguments.max_train_samples, arguments.max_eval_samples, arguments.max_predict_samples)
-    for name, limit in zip(("train", "validation", "test"), limits, strict=True):
-        part = parts[name].cut(arguments.length)
-        if limit and limit < len(part):
-            part = part.select(np.linspace(0, len(part) - 1, limit).round().astype(int).tolist())
-        parts[name] = part
-    return parts
-
-
-def _read_listops(arguments: LraArguments) -> dict[str, Examples]:
-    folder = arguments.path()
-    if folder and folder.is_file():
-        raise UserError(f"--data_dir {folder} is a file; give the folder with {', '.join(listops.FILES.values())}.")
-    if folder is None:
-        numbers = [getattr(arguments, name) for name in _LIMITS]
-        limits, count = listops.ListOpsLimits(*numbers), arguments.num_generated or _COUNTS["listops"]
-        folder = arguments.made("-".join(map(str, ["listops", *numbers, count, "seed", arguments.generation_seed])))
-        sizes = {"train": count - 2 * (count // 50), "validation": count // 50, "test": count // 50}
-        if not all((folder / name).is_file() for name in listops.FILES.values()):
-            listops.generate_listops(
-                folder, limits, sizes, arguments.generation_seed, arguments.preprocessing_num_workers
-            )
-    return {part: listops.read_listops(folder / name) for part, name in listops.FILES.items()}
-
-
-def _read_pathfinder(arguments: LraArguments) -> dict[str, Examples]:
-    path = arguments.path()
-    if path is None:
-        count = arguments.num_generated or _COUNTS["pathfinder"]
-        path = arguments.made(f"pathfinder-{count}-seed-{arguments.generation_seed}.npz")
-        if not path.is_file():
-            pathfinder.generate_pathfinder(path, count, arguments.generation_seed, arguments.preprocessing_num_workers)
-    return pathfinder.read_pathfinder(path)
-
-
-def _read_images(arguments: LraArguments) -> dict[str, Examples]:
-    if path := arguments.path():
-        return images.read_images(path)
-    return images.load_images(
-        arguments.dataset_name or images.HUB_DATASET, arguments.dataset_revision, arguments.cache_dir
-    )
-
-
-def _read_texts(arguments: LraArguments) -> dict[str, Examples]:
-    if folder := arguments.path():
-        return texts.read_reviews(folder, arguments.length, arguments.cache_dir)
-    name = arguments.dataset_name or texts.IMDB
-    return texts.load_reviews(name, arguments.dataset_revision, arguments.cache_dir, arguments.length)
-
-
-def _read_pairs(arguments: LraArguments) -> dict[str, Examples]:
-    if folder := arguments.path():
-        return texts.read_pairs(folder, arguments.length)
-    if arguments.stand_in:
-        count = arguments.num_generated or 10_000
-        sizes = (count - 2 * (count // 10), count // 10, count // 10)
-        return texts.make_pairs(sizes, arguments.length, arguments.generation_seed)
-    raise UserError(
-        "Retrieval needs the published pairs: fetch https://storage.googleapis.com/long-range-arena/lra_release.gz, "
-        "and give --data_dir lra_release/lra_release/tsv_data; or make others with --stand_in."
-    )
-
-
+_DIGITS = tuple(map(str, range(10)))
+_PUBLISHED_EXPRESSIONS = sum(listops.SIZES.values())
 TASKS: Mapping[str, Task] = {
-    "listops": Task(
-        *("ListOps", tuple(map(str, range(10))), len(listops.VOCABULARY), LENGTHS["listops"], _COUNTS["listops"]),
-        _read_listops,
-    ),
-    "text": Task("Text", ("negative", "positive"), 256, LENGTHS["text"], 50_000, _read_texts, hub=texts.IMDB),
-    "retrieval": Task(
-        "Retrieval", ("unrelated", "related"), 256, LENGTHS["retrieval"], 182_613, _read_pairs, per_example=2
-    ),
-    "image": Task(
-        "Image", images.CLASSES, 256, LENGTHS["image"], 60_000, _read_images, hub=images.HUB_DATASET, is_picture=True
-    ),
+    "listops": Task("ListOps", _DIGITS, len(listops.VOCABULARY), 2000, _PUBLISHED_EXPRESSIONS, is_made=True),
+    "text": Task("Text", ("negative", "positive"), 256, 1000, 50_000, hub=texts.IMDB),
+    "retrieval": Task("Retrieval", ("unrelated", "related"), 256, 4000, 182_613, per_example=2),
+    "image": Task("Image", images.CLASSES, 256, 1024, 60_000, hub=images.HUB_DATASET, is_picture=True),
     "pathfinder": Task(
-        *("Pathfinder", ("apart", "connected"), 256, LENGTHS["pathfinder"], _COUNTS["pathfinder"]),
-        _read_pathfinder,
-        is_picture=True,
+        "Pathfinder", ("apart", "connected"), 256, 1024, pathfinder.COUNT, is_made=True, is_picture=True
     ),
 }
