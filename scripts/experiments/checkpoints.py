@@ -78,7 +78,7 @@ class _Loaded:
     name: str  # in messages
     model: PreTrainedModel
     labels: list[str]  # that the checkpoint answers with
-    poolings: tuple[Any, Any]  # `classifier_pooling` of the checkpoint, and the one that is wanted
+    poolings: list[str | None]  # `classifier_pooling` of the checkpoint, and the one that is wanted
     head: set[str]  # keys of all weights above the encoder
     untrained: list[str]  # keys of weights that the checkpoint lacks, or has in other sizes
     resized: list[str]  # the latter
@@ -114,7 +114,7 @@ def _load_below_head(arguments: CheckpointArguments, labels: Sequence[str], regr
     untrained = [*resized, *(key for key in info["missing_keys"] if "pooler" not in key)]
     check_encoder(model, untrained, name)
     head = {key for key in model.state_dict() if not key.startswith(f"{model.base_model_prefix}.")}
-    poolings = tuple(getattr(each, "classifier_pooling", None) for each in (trained, config))
+    poolings = [getattr(each, "classifier_pooling", None) for each in (trained, config)]
     return _Loaded(name, model, label_names(trained), poolings, head, untrained, resized)
 
 
