@@ -283,6 +283,19 @@ def test_what_tables_share_is_run_once():
     assert {n for n, row in pretraining.rows().items() if rows.get(n) == row} == {"SKTformer", "SKTformer-best"}
 
 
+def test_longer_training_of_what_was_tried_shares_rows_at_their_rates():
+    pretraining, longer = (TABLES[name].stages[0] for name in ("pretraining", "improvements_long"))
+    alike = {field.name for field in fields(Stage)} - {"runs", "cases", "learning_rates"}
+    assert all(getattr(longer, name) == getattr(pretraining, name) for name in alike)
+    assert set(longer.cases) < set(pretraining.cases)
+    searches = json.loads((RESULTS / "pretraining.json").read_text(encoding="utf-8"))["searches"]
+    shared = {name for name, row in longer.rows().items() if pretraining.rows().get(name) == row}
+    assert shared == {"SKTformer-best", "Nystromformer"}
+    for name in shared:
+        tried = {float(rate): loss for rate, loss in searches[f"{name}-2500"].items()}
+        assert longer.learning_rates == (min(tried, key=tried.__getitem__),)
+
+
 def test_the_frontier_of_larger_models_differs_by_their_sizes():
     frontier, mini = (TABLES[name].stages[0] for name in ("frontier", "frontier_mini"))
     assert mini.recipe() == frontier.recipe() | {"config_name": "sktformer-mini"}

@@ -38,6 +38,9 @@ _PRETRAINING_TEXT = (
 )
 _FULL_ATTENTION = "- Nystromformer has full attention, as it ships: its linear mode takes no padded batch."
 _IMPROVEMENTS = replace(PRETRAINING, runs="pretrain_improvements.txt", cases=(_SHORT,))
+_IMPROVEMENTS_LONG = replace(
+    PRETRAINING, runs="pretrain_improvements_long.txt", cases=(_LONG,), learning_rates=(2e-3,)
+)
 GLUE = Stage(
     folder="glue",
     script="run_glue.py",
@@ -59,6 +62,17 @@ TABLES = {
     "pretraining": Table("Pre-training compared", _PRETRAINING_TEXT, (PRETRAINING,), (_FULL_ATTENTION,)),
     "improvements": Table(
         "What was tried: changes of the paper's model, compared", _PRETRAINING_TEXT, (_IMPROVEMENTS,)
+    ),
+    "improvements_long": Table(
+        "What was tried: a gate, in longer training",
+        _PRETRAINING_TEXT,
+        (_IMPROVEMENTS_LONG,),
+        (
+            "- The learning rate is the one that [their comparison](pretraining.md) chose for SKTformer-best and "
+            "Nystromformer from three.",
+            "- best-gate: what goes past the attention of SKTformer-best is weighed by a gate (`use_residual_gate`).",
+            _FULL_ATTENTION,
+        ),
     ),
     "glue": Table(
         "GLUE compared: small models, alike in all but the architecture",
