@@ -57,6 +57,7 @@ class BenchmarkArguments(MeasurementArguments):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        require_at_least(1, self, "batch_size", "tokens_per_batch", "made_for", "num_layers")
         self._check_comparison()
         self._fill_in_defaults()
         self._check_lengths()
@@ -67,7 +68,6 @@ class BenchmarkArguments(MeasurementArguments):
 
     def _check_comparison(self) -> None:
         """Refuse flags of different comparisons, and what a comparison takes no notice of."""
-        require_at_least(1, self, "batch_size", "tokens_per_batch", "made_for", "num_layers")
         if sum(map(bool, (self.tokens_per_batch and not self.count, self.made_for, self.count))) > 1:
             raise UserError("--tokens_per_batch, --made_for and --count measure different things; give one of them.")
         if self.is_of_one_model and self.models not in ([], ["sktformer"]):
@@ -94,6 +94,7 @@ class BenchmarkArguments(MeasurementArguments):
         self.lengths, self.dropout = sorted(set(self.lengths)), list(dict.fromkeys(self.dropout))
 
     def _check_lengths(self) -> None:
+        """Refuse lengths that the comparison cannot have."""
         # Samples, windows and patches of the models do not fit into fewer tokens.
         if self.lengths[0] < 16:
             raise UserError(f"--lengths {' '.join(map(str, self.lengths))}: each must be at least 16 tokens.")

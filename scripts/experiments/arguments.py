@@ -6,7 +6,8 @@ and the last one wins:
     python scripts/pretrain_mlm.py --recipe configuration/pretrain/base.yaml --learning_rate 3e-4
 
 Where two flags contradict each other, as --max_steps and --num_train_epochs do, the later source wins too; in one and
-the same source they are an error. `--config_overrides`, which sets single fields, adds to what earlier sources set.
+the same source they are an error. `--config_overrides`, which sets single fields, adds to what earlier sources set, as
+below `model_config` recipes do.
 """
 
 import argparse
@@ -39,7 +40,7 @@ RIVALS = (
     ("global_batch_size", "gradient_accumulation_steps"),
     ("config_name", "model_name_or_path"),
 )
-_OVERRIDES = "config_overrides"
+_OVERRIDES, _FIELDS = "config_overrides", "model_config"
 # Flags that name folders to write to.
 _WRITTEN = ("output_dir", "results_dir", "cache_dir", "logging_dir")
 # Types of numbers that need an accelerator: a recipe may ask for them and be used where there is none.
@@ -187,7 +188,7 @@ def parse_command(
         recipe = load_recipe(path)
         if unknown := sorted(set(recipe) - names):
             raise UserError(f"{path}: no such flag: {', '.join(unknown)}. See --help for the flags.")
-        merged = _without_rivals(merged, path, recipe) | recipe | join_overrides(merged, recipe)
+        merged = merge_recipes(_without_rivals(merged, path, recipe), recipe)
     typed = flag_values(flags)
     merged, notes = _without_rivals(merged, "The command line", typed), []
     for key in () if torch.accelerator.is_available() else _PRECISIONS:
@@ -237,6 +238,13 @@ def flag_values(flags: Sequence[str]) -> dict[str, str | None]:
             name, _, value = flag[2:].partition("=")
             values[name.replace("-", "_")] = value or (None if following.startswith("--") else following)
     return values
+
+
+def merge_recipes(earlier: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, Any]:
+    """What two recipes say, of which the later one wins, of a model field by field."""
+    both = isinstance(earlier.get(_FIELDS), dict) and isinstance(later.get(_FIELDS), dict)
+    fields = {_FIELDS: earlier[_FIELDS] | later[_FIELDS]} if both else {}
+    return {**earlier, **later, **fields, **join_overrides(earlier, later)}
 
 
 def join_overrides(earlier: Mapping[str, Any], source: Mapping[str, Any]) -> dict[str, Any]:

@@ -31,9 +31,9 @@ def load_classifier(arguments: CheckpointArguments, labels: Sequence[str], regre
     Load a fine-tuned checkpoint as the sequence-classification model that it is.
 
     Without `labels` it is one for regression, and predicts `regression_label`. Raises a `UserError` if it cannot be
-    loaded, is of another architecture, or answers with anything else.
+    loaded, is of another architecture, has no head, or one for another pooling or other answers.
     """
-    loaded = _load_below_head(arguments, labels, regression_label)
+    loaded = _load_candidate(arguments, labels, regression_label)
     if loaded.is_of_other_pooling:
         raise UserError(f"{loaded.name} {loaded.pooling_difference}; leave the override out.")
     if loaded.resized or not loaded.untrained:
@@ -41,6 +41,7 @@ def load_classifier(arguments: CheckpointArguments, labels: Sequence[str], regre
     if loaded.untrained:
         lacking = f"has no classification head ({loaded.untrained[0]} is missing)"
         raise UserError(f"{loaded.name} {lacking}; fine-tune it first.")
+    loaded.model.has_new_head = False  # type: ignore[assignment]
     return loaded.model
 
 
@@ -52,14 +53,14 @@ def start_classifier(arguments: CheckpointArguments, labels: Sequence[str], regr
     `--ignore_mismatched_sizes` says so. `has_new_head` of the model says whether any of its head is new. Raises a
     `UserError` if it cannot be loaded, is of another architecture, or has a head that does not fit.
     """
-    loaded = _load_below_head(arguments, labels, regression_label)
+    loaded = _load_candidate(arguments, labels, regression_label)
     model, why = loaded.model, None
     if loaded.is_of_other_pooling:
         why = loaded.pooling_difference
     elif labels and not loaded.untrained and _answers_otherwise(loaded.labels, labels):
         why = f"answers with {', '.join(map(str, loaded.labels))}, and these are {', '.join(labels)}"
     is_replaced = why is not None
-    if loaded.resized and why is None:
+    if loaded.resized and why is None:  # what is of another size is new already
         why = f"has a classification head for {len(loaded.labels)} labels, and {model.config.num_labels} are needed"
     if why and not arguments.ignore_mismatched_sizes:
         raise UserError(f"{loaded.name} {why}; pass --ignore_mismatched_sizes to start with a new head.")
@@ -72,30 +73,35 @@ def start_classifier(arguments: CheckpointArguments, labels: Sequence[str], regr
 
 
 @dataclass
-class _Loaded:
-    """A checkpoint below a classification head for the labels that are wanted, and how that head fits."""
+class _Candidate:
+    """A checkpoint loaded as a classifier with the labels that are wanted, and how well its head fits."""
 
     name: str  # in messages
     model: PreTrainedModel
     labels: list[str]  # that the checkpoint answers with
     poolings: list[str | None]  # `classifier_pooling` of the checkpoint, and the one that is wanted
     head: set[str]  # keys of all weights above the encoder
-    untrained: list[str]  # keys of weights that the checkpoint lacks, or has in other sizes
-    resized: list[str]  # the latter
+    missing: list[str]  # keys of weights that the checkpoint lacks
+    resized: list[str]  # keys of those that it has in other sizes
 
     @property
     def is_of_other_pooling(self) -> bool:
         """Whether the checkpoint has a head, which was trained on another pooling."""
         # A masked language model may lend a head some of its own, as ModernBERT does; what answers is lacking then.
-        return self.poolings[0] != self.poolings[1] and not self.head & {*self.untrained} - {*self.resized}
+        return self.poolings[0] != self.poolings[1] and self.head.isdisjoint(self.missing)
+
+    @property
+    def untrained(self) -> list[str]:
+        """Keys of all weights that are new."""
+        return sorted([*self.resized, *self.missing])
 
     @property
     def pooling_difference(self) -> str:
-        """The words for it."""
+        """What a message says of the poolings."""
         return "has a head for classifier_pooling={}, not {}".format(*self.poolings)
 
 
-def _load_below_head(arguments: CheckpointArguments, labels: Sequence[str], regression_label: str) -> _Loaded:
+def _load_candidate(arguments: CheckpointArguments, labels: Sequence[str], regression_label: str) -> _Candidate:
     name = f"The checkpoint {arguments.model_name_or_path}"
     with explained(f"{name} cannot be loaded as a classification model", quiet=True):
         _refuse_adapter(arguments)
@@ -111,11 +117,11 @@ def _load_below_head(arguments: CheckpointArguments, labels: Sequence[str], regr
         )
     resized = [key if isinstance(key, str) else key[0] for key in info["mismatched_keys"]]
     # A masked language model is saved without the pooler that some architectures count to the encoder.
-    untrained = [*resized, *(key for key in info["missing_keys"] if "pooler" not in key)]
-    check_encoder(model, untrained, name)
+    missing = [key for key in info["missing_keys"] if "pooler" not in key]
+    check_encoder(model, [*resized, *missing], name)
     head = {key for key in model.state_dict() if not key.startswith(f"{model.base_model_prefix}.")}
     poolings = [getattr(each, "classifier_pooling", None) for each in (trained, config)]
-    return _Loaded(name, model, label_names(trained), poolings, head, untrained, resized)
+    return _Candidate(name, model, label_names(trained), poolings, head, missing, resized)
 
 
 def _wanted_config(arguments: CheckpointArguments, labels: Sequence[str], regression_label: str) -> PreTrainedConfig:
@@ -149,7 +155,7 @@ def _refuse_adapter(arguments: CheckpointArguments) -> None:
         raise UserError(f"The checkpoint {name} is an adapter: merge it into its checkpoint, and give that.")
 
 
-def _check_labels(loaded: _Loaded, labels: Sequence[str]) -> None:
+def _check_labels(loaded: _Candidate, labels: Sequence[str]) -> None:
     """Refuse a head that answers with other words; words that nobody has named say nothing."""
     if len(loaded.labels) != max(1, len(labels)) or (labels and _answers_otherwise(loaded.labels, labels)):
         words = f"{', '.join(map(str, loaded.labels))}, and the task's classes are {', '.join(labels) or 'none'}"

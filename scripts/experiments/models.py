@@ -244,8 +244,11 @@ def known_overrides(
 def override_fields(config: PreTrainedConfig, overrides: str | None) -> None:
     """Set what `--config_overrides` names; a `UserError` for what is no field, or cannot be set."""
     for override in overrides.split(",") if overrides else ():
-        if "=" not in override or not hasattr(config, override.split("=")[0]):
+        name = override.partition("=")[0]
+        if "=" not in override or not hasattr(config, name):
             kind = type(config).__name__
             raise UserError(f"--config_overrides: `{override}` is not field=value with a field of {kind}.")
+        if isinstance(getattr(config, name), int) and "float" in str(type(config).__annotations__.get(name)):
+            setattr(config, name, float(getattr(config, name)))  # by which the text is read
         with explained(f"--config_overrides: `{override}` cannot be set"):
             config.update_from_string(override)

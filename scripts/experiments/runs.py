@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from experiments.arguments import ROOT, UserError, flag_values, split_words
+from experiments.arguments import ROOT, UserError, flag_values, recipes_behind, split_words
 from experiments.run_folder import METRICS_FILE
 
 
@@ -45,6 +45,7 @@ class Run:
         """What the log of a finished run ends with: a digest of its arguments and of when what they name changed."""
         words = [word.rpartition("=")[2] for word in self.arguments if not word.startswith("--cache_dir=")]
         named = [path for word in words for path in glob.glob(os.path.expanduser(word), recursive=True)]
+        named += [base for path in named if path.endswith(".yaml") for base in recipes_behind(path)[:-1]]
         # Whoever looks into the folder of a finished run touches its .lock.
         files = [file for path in map(Path, named) for file in (path, *sorted(path.rglob("[!.]*")))]
         state = [self.arguments, [(str(file), file.stat().st_mtime_ns) for file in files if file.is_file()]]

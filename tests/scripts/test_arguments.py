@@ -10,8 +10,9 @@ import pytest
 import torch
 import yaml
 
-from experiments.arguments import UserError, flag_values, parse_args, parse_command, run_script
+from experiments.arguments import UserError, flag_values, merge_recipes, parse_args, parse_command, run_script
 from experiments.models import ModelArguments
+from experiments.sized_models import SizedModelArguments
 
 
 @dataclass
@@ -145,6 +146,21 @@ def test_single_fields_of_the_model_add_up(tmp_path):
     recipes[1].write_text("config_overrides: [num_segments=4]\n")
     with pytest.raises(UserError, match=r"b.yaml: `config_overrides` must be field=value"):
         parse_command([ModelArguments], argv=argv[:3])
+
+
+def test_fields_of_a_new_model_add_up_over_recipes_and_not_over_the_command_line(tmp_path):
+    (tmp_path / "base.yaml").write_text("model_config: {hidden_size: 8, hidden_dropout_prob: 0.1}\n")
+    task = tmp_path / "task.yaml"
+    task.write_text("behind: base.yaml\nmodel_config: {hidden_dropout_prob: 0.5, num_segments: 2}\n")
+    command = parse_command([SizedModelArguments], argv=["--recipe", str(task)])
+    expected = {"hidden_size": 8, "hidden_dropout_prob": 0.5, "num_segments": 2}
+    assert command.groups[0].fields() == expected
+    own = ["--model_config", '{"hidden_size": 4}']
+    assert parse_command([SizedModelArguments], argv=["--recipe", str(task), *own]).groups[0].fields() == {
+        "hidden_size": 4
+    }
+    merged = merge_recipes({"lr_scheduler_kwargs": {"a": 1}}, {"lr_scheduler_kwargs": {"b": 2}})
+    assert merged == {"lr_scheduler_kwargs": {"b": 2}}  # which belong to the scheduler of each
 
 
 def test_a_source_that_contradicts_itself_is_refused(tmp_path):

@@ -169,6 +169,15 @@ def test_models_that_cannot_be_made_are_explained(tokenizer, arguments, message)
     assert "\n" not in str(error.value)
 
 
+def test_a_dropout_that_was_written_without_a_point_can_be_set_to_a_fraction():
+    for config_class in (SKTformerConfig, BertConfig):
+        config = config_class(**SIZES, hidden_dropout_prob=0)
+        models.override_fields(config, "hidden_dropout_prob=0.5")
+        assert config.hidden_dropout_prob == 0.5
+        with pytest.raises(UserError, match="invalid literal for int"):
+            models.override_fields(config, "num_hidden_layers=1.5")
+
+
 def test_a_checkpoint_and_a_new_architecture_exclude_each_other():
     with pytest.raises(ValueError, match="--model_type"):
         ModelArguments(model_name_or_path="x", model_type="bert")

@@ -23,6 +23,7 @@ import run_lra
 from experiments.arguments import CONFIGURATION, UserError, flag_values, parse_command
 from experiments.comparisons.lra_tables import TABLES, tables_of
 from experiments.fine_tuning import predict
+from experiments.lra import data
 from experiments.lra.data import load_parts
 from experiments.lra.examples import Examples, collate
 from experiments.lra.jobs import compute_metrics
@@ -388,6 +389,13 @@ def test_dropouts_by_any_name_are_those_of_fine_tuning(run):
     config = json.loads((run(*EXPRESSIONS, *flags, name="tuned") / "config.json").read_text())
     assert (config["dropout"], config["attention_dropout"]) == (0.3, 0.4)
     assert config["head_config"]["attention_probs_dropout_prob"] == 0.4
+    again = ["--model_name_or_path", masked, "--mask_probability", 0.5, "--masked_dropout", 0.2]
+    more = run(*EXPRESSIONS, *again, "--config_overrides", "hidden_dropout_prob=0.4", name="more")
+    assert json.loads((more / "config.json").read_text())["dropout"] == 0.2
+
+
+def test_every_task_has_a_reader():
+    assert data._READERS.keys() == TASKS.keys()
 
 
 @pytest.mark.parametrize("model_type", ["sktformer", "bert"])

@@ -144,6 +144,19 @@ def test_files_behind_an_equals_sign_are_looked_at(make_run, tmp_path, flag):
     assert count(run) == 2
 
 
+def test_recipes_behind_a_recipe_are_looked_at(make_run, tmp_path):
+    base, recipe = tmp_path / "base.yaml", tmp_path / "recipe.yaml"
+    base.write_text("x: 1\n")
+    recipe.write_text("behind: base.yaml\n")
+    run = make_run("a", "--recipe", str(recipe))
+    for _ in range(2):
+        execute(run)
+    assert count(run) == 1
+    os.utime(base, ns=(1, 1))
+    execute(run)
+    assert count(run) == 2
+
+
 def test_failures_name_their_reason_and_their_log(make_run):
     broken = make_run("c", "--fail")
     with pytest.raises(UserError, match=r"c failed \(script.py: error: it is broken\).*c\.log"):

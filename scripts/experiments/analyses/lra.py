@@ -5,7 +5,7 @@ from pathlib import Path
 
 from experiments import results
 from experiments.arguments import UserError
-from experiments.lra.published import ROWS
+from experiments.lra.published import PUBLISHED_TASKS, ROWS
 from experiments.lra.tasks import TASKS
 
 
@@ -40,7 +40,8 @@ def analyze(places: results.ResultsArguments) -> str:
             f"{folder} has no lra_TASK.json; write it with `reproduce.py lra_TASK --results_dir {folder}`."
         )
     scores = {row: dict(of_row) for row, of_row in (ours | dict(ROWS)).items()}
-    means = {row: statistics.mean(of_row.values()) for row, of_row in scores.items() if len(of_row) == len(TASKS)}
+    whole = [row for row, of_row in scores.items() if {*PUBLISHED_TASKS} <= of_row.keys()]
+    means = {row: statistics.mean(scores[row][task] for task in PUBLISHED_TASKS) for row in whole}
     cells = [
         [row, *("-" if n is None else f"{n:.2f}" for n in (*map(of_row.get, TASKS), means.get(row)))]
         for row, of_row in scores.items()

@@ -26,6 +26,8 @@ class Outcome:
 
 # By row and key of the case.
 Outcomes: TypeAlias = dict[tuple[str, str], Outcome]
+# Likewise: milliseconds of a step, and the device that they were measured on.
+Times: TypeAlias = dict[tuple[str, str], tuple[float, str]]
 
 
 def start_of(row: Sequence[str]) -> str:
@@ -104,11 +106,11 @@ class _StageRuns:
             outcomes[name, key].search = {f"{rate:g}": found.get(rate) for rate in runs}
         return outcomes
 
-    def time_steps(self, outcomes: Outcomes) -> dict[tuple[str, str], tuple[float, str]]:
+    def time_steps(self, outcomes: Outcomes) -> Times:
         """
-        How many milliseconds a step takes and where, by row and key of the case: in short runs, one by one.
+        How long a step takes, in short runs, one by one.
 
-        Of cases whose budget is minutes; a row that says its steps has no use for them.
+        In cases whose budget is minutes; a row that says its steps has no use for them.
         """
         runs = {
             (name, case.key): self.plan(name, case.timed(), outcomes[name, case.key].rate)
@@ -117,7 +119,7 @@ class _StageRuns:
         }
         if runs:
             self.execute(runs.values(), f"{self.stage.folder}, times of steps", at_once=1)
-        times: dict[tuple[str, str], tuple[float, str]] = {}
+        times: Times = {}
         for key, run in runs.items():
             metrics = read_json(run.result)
             if "step_time_ms" not in metrics:
@@ -125,7 +127,7 @@ class _StageRuns:
             times[key] = metrics["step_time_ms"], metrics["environment"]["device"]
         return times
 
-    def run_seeds(self, outcomes: Outcomes, times: Mapping[tuple[str, str], tuple[float, str]]) -> None:
+    def run_seeds(self, outcomes: Outcomes, times: Times) -> None:
         """Run all rows with the first seed, all with the second, and so on, and note what they reach."""
         runs: dict[tuple[str, str, int], Run] = {}
         for seed, (name, case) in itertools.product(self.arguments.seeds, self.cells):
@@ -133,8 +135,8 @@ class _StageRuns:
             of_length = case.in_steps(times[key][0]) if key in times else case
             runs[*key, seed] = self.plan(name, of_length, outcomes[key].rate, seed)
         self.execute(runs.values(), self.stage.folder)
-        for (name, of_case, _), run in runs.items():
-            key, metrics = (name, of_case), read_json(run.result)
+        for (name, case_key, _), run in runs.items():
+            key, metrics = (name, case_key), read_json(run.result)
             if key in times:
                 # What chose the steps is what the table says, whatever ran beside the training.
                 time, device = times[key]

@@ -10,8 +10,8 @@ from experiments.arguments import (
     UserError,
     flag,
     flag_values,
-    join_overrides,
     load_recipe,
+    merge_recipes,
     recipes_behind,
     require_at_least,
     split_words,
@@ -145,7 +145,7 @@ class Stage:
         further = {name: True if value is None else int(value) if value.isdigit() else value for name, value in given}
         files = dict.fromkeys(file for path in self.recipes for file in recipes_behind(str(CONFIGURATION / path)))
         for flags in (*map(load_recipe, files), further):
-            merged = merged | flags | join_overrides(merged, flags)
+            merged = merge_recipes(merged, flags)
         return merged
 
     def choosing_case(self, case: Case) -> Case:

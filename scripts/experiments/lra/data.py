@@ -111,7 +111,7 @@ def load_parts(arguments: LraArguments) -> dict[str, Examples]:
         UserError: if they are not there, cannot be made or are malformed, in one line that says where.
     """
     task = TASKS[arguments.task_name]
-    parts = READERS[arguments.task_name](arguments)
+    parts = _READERS[arguments.task_name](arguments)
     if task.is_picture and any((part.lengths != task.max_length).any() for part in parts.values()):
         raise UserError(f"{arguments.data_dir} has pictures of another size than {task.max_length} pixels.")
     longest = max(int(part.lengths.max(initial=0)) for part in parts.values())
@@ -185,8 +185,8 @@ def _read_pairs(arguments: LraArguments) -> dict[str, Examples]:
     )
 
 
-# By task: its parts from the arguments.
-READERS: Mapping[str, Callable[[LraArguments], dict[str, Examples]]] = {
+# What gives the parts of a task.
+_READERS: Mapping[str, Callable[[LraArguments], dict[str, Examples]]] = {
     "listops": _read_listops,
     "text": _read_texts,
     "retrieval": _read_pairs,

@@ -200,7 +200,7 @@ def _check_task(name: str, config: PreTrainedConfig, task: Task) -> None:
 
 
 def _set_dropouts(config: PreTrainedConfig, arguments: LraModelArguments) -> None:
-    """What a recipe of fine-tuning says about dropout holds, in encoder and head, not one of pre-training."""
+    """What the arguments say about dropout holds, in encoder and head, and not what the checkpoint has."""
     is_ours = config.model_type == _SKTFORMER
     sizes = config if is_ours else SKTformerConfig(**config.head_config)
     sizes.update({key: value for key, value in arguments.fields().items() if "dropout" in key})

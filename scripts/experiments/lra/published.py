@@ -6,6 +6,7 @@ from typing import Any
 from experiments.lra.tasks import TASKS
 
 
+# In the order of the columns below.
 PUBLISHED_TASKS = ("listops", "text", "retrieval", "image", "pathfinder")
 PAPER, PAPER_BEST = "SKTformer (paper)", "SKTformer, best (paper)"
 
@@ -82,7 +83,7 @@ NOISES: Mapping[str, Mapping[float, float]] = {
 
 def published_figures(task_name: str, config: Any, noise: float, on_all_data: bool = True) -> dict[str, Any]:
     """
-    What the paper reports of a task, as shares of one; of one that it has not, nothing.
+    What the paper reports of a task, as shares of one; nothing but the length of one that it has not.
 
     Args:
         task_name (`str`): The task.
