@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from experiments.arguments import UserError, parse_command, recipe_to_flags, run_script
+from experiments.comparisons.execution import run_stages
 from experiments.comparisons.report import write_table
-from experiments.comparisons.running import run_stages
 from experiments.comparisons.stages import ComparisonArguments, Table
 from experiments.comparisons.tables import TABLES
 from experiments.comparisons.text_tables import TEXT

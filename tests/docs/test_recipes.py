@@ -15,7 +15,7 @@ import run_forecasting
 import run_glue
 import run_lra
 from experiments.arguments import RIVALS, flag_values, load_recipe, parse_args, parse_command, recipes_behind
-from experiments.comparisons.running import start_of
+from experiments.comparisons.execution import start_of
 from experiments.comparisons.stages import Stage
 from experiments.comparisons.tables import TABLES
 from experiments.glue.tasks import TASKS

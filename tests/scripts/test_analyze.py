@@ -11,8 +11,8 @@ from transformers import BertConfig, BertForMaskedLM
 import analyze
 from experiments.arguments import UserError
 from experiments.comparisons import report
+from experiments.comparisons.execution import Outcome
 from experiments.comparisons.report import write_table
-from experiments.comparisons.running import Outcome
 from experiments.comparisons.tables import TABLES
 from experiments.lra.published import ROWS, published_figures
 from experiments.lra.tasks import TASKS as LRA_TASKS

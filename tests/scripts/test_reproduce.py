@@ -21,7 +21,7 @@ import reproduce
 from experiments import runs
 from experiments.analyses import lengthening
 from experiments.arguments import UserError, flag_values
-from experiments.comparisons import report, running
+from experiments.comparisons import execution, report
 from experiments.comparisons.stages import Case, ComparisonArguments, Curve, Measure, Stage, Table
 from experiments.comparisons.tables import TABLES
 from experiments.glue.tasks import TASKS
@@ -271,8 +271,8 @@ def test_steps_are_timed_alone_and_trained_at_once(make, stage, tmp_path, monkey
         started.append((title, at_once))
         execute_runs(runs, launcher, title, tolerated, at_once)
 
-    execute_runs = running.execute_runs
-    monkeypatch.setattr(running, "execute_runs", execute)
+    execute_runs = execution.execute_runs
+    monkeypatch.setattr(execution, "execute_runs", execute)
     stage = replace(stage, cases=(Case("half a minute", "books", minutes=0.5),), search_steps=10)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: 8)

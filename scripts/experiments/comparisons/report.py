@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments.comparisons.running import Outcome, Outcomes, start_of
+from experiments.comparisons.execution import Outcome, Outcomes, start_of
 from experiments.comparisons.stages import SEARCH_SEED, Case, Measure, Stage, Table
 from experiments.plots import plot_mean_curves, plot_task_scores
 from experiments.results import command_line, format_origin, format_table, write_results
