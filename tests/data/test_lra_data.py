@@ -36,6 +36,12 @@ def test_batches_are_padded_to_their_longest():
     assert batch["labels"].tolist() == [1, 0]
 
 
+@pytest.mark.parametrize("value", [256, -1])
+def test_values_that_are_no_bytes_are_refused(value):
+    with pytest.raises(ValueError, match="must lie between 0 and 255; these go from"):
+        Examples.of_rows([np.array([7, value])], [0], "here")
+
+
 def test_examples_are_selected_cut_and_told_apart():
     examples = Examples.of_rows(ROWS, [0, 1, 0, 1], "here")
     assert [len(examples), *examples.select([3, 0]).lengths] == [4, 4, 3]

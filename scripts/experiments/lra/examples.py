@@ -37,9 +37,11 @@ class Examples(torch.utils.data.Dataset):
     def of_rows(
         cls, rows: Iterable[np.ndarray], labels: Sequence[int] | np.ndarray, source: str, per_example: int = 1
     ) -> "Examples":
-        """Sequences of any lengths; a matrix has one in each row."""
+        """Sequences of any lengths, a matrix with one in each row; a `ValueError` if a value does not fit a byte."""
         rows = list(rows)
         values = np.concatenate(rows) if rows else np.zeros(0)
+        if values.size and not 0 <= values.min() <= values.max() <= 255:
+            raise ValueError(f"Values must lie between 0 and 255; these go from {values.min()} to {values.max()}.")
         lengths = np.array([len(row) for row in rows], dtype=np.int64)
         return cls(values.astype(np.uint8), lengths, np.asarray(labels, dtype=np.int64), source, per_example)
 
