@@ -32,22 +32,19 @@ from experiments.classification.data import TextArguments, TextData, load_texts
 from experiments.classification.labels import SINGLE, checkpoint_problem, format_names
 from experiments.classification.metrics import METRICS, compute_metrics, measure, measure_baselines, probabilities
 from experiments.classification.report import check_answers, write_answers, write_report, write_text_card
-from experiments.fine_tuning import (
-    FineTuningArguments,
-    Job,
-    best_trial,
-    check_job,
-    fingerprint_rows,
-    predict,
-    run_job,
-    summarise_seeds,
-    trial_folders,
-)
+from experiments.fine_tuning import Job, fingerprint_rows, predict, run_job
 from experiments.model_card import public_name
 from experiments.run_folder import ARGUMENTS_FILE, recorded_arguments
 from experiments.text import classifier
 from experiments.text.packing import count_tokens
 from experiments.text.tokenizer import check_known
+from experiments.trials import (
+    FineTuningArguments,
+    best_trial,
+    check_job,
+    summarise_seeds,
+    trial_folders,
+)
 
 
 logger = logging.getLogger("run_classification")

@@ -20,13 +20,14 @@ import sys
 from pathlib import Path
 
 from experiments.arguments import CONFIGURATION, UserError, flag_values, parse_command, run_script
-from experiments.fine_tuning import check_job, read_metrics, run_job
+from experiments.fine_tuning import run_job
 from experiments.forecasting.forecasters import ForecasterArguments, ForecastingArguments
 from experiments.forecasting.jobs import check_future, check_season, fit_to_checkpoint, make_job, predict_future
 from experiments.forecasting.report import write_report
 from experiments.forecasting.windows import Scaler, SeriesArguments, read_series, split_borders
 from experiments.run_folder import recorded_arguments
 from experiments.training import STAGES, announce_run, prepare, upload_run
+from experiments.trials import check_job, read_metrics
 
 
 ARGUMENTS = (ForecasterArguments, SeriesArguments, ForecastingArguments)

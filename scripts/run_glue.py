@@ -22,7 +22,7 @@ from experiments import training as progress
 from experiments.adapters import LoraArguments
 from experiments.arguments import CONFIGURATION, Command, UserError, parse_command, run_script
 from experiments.checkpoints import CheckpointArguments
-from experiments.fine_tuning import FineTuningArguments, check_job, read_metrics, run_job
+from experiments.fine_tuning import run_job
 from experiments.glue import jobs
 from experiments.glue.table import write_glue_table
 from experiments.glue.tasks import DIAGNOSTICS, TASKS, GlueArguments, GlueTask, load_splits, load_tests
@@ -30,6 +30,7 @@ from experiments.model_card import public_name
 from experiments.results import read_json
 from experiments.run_folder import METRICS_FILE, RUN_FILE, recorded_arguments
 from experiments.text.classifier import checkpoint_identity
+from experiments.trials import FineTuningArguments, check_job, read_metrics
 
 
 logger = logging.getLogger("run_glue")

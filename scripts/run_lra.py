@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 
 from experiments.arguments import CONFIGURATION, UserError, explained, flag_values, parse_command, run_script
-from experiments.fine_tuning import check_job, read_metrics, run_job, trial_folders
+from experiments.fine_tuning import run_job
 from experiments.lra.data import LraArguments, load_parts
 from experiments.lra.jobs import LraTrainingArguments, make_job, record_curve
 from experiments.lra.models import LraModelArguments
@@ -25,6 +25,7 @@ from experiments.lra.report import draw_examples, write_report
 from experiments.lra.tasks import TASKS
 from experiments.run_folder import recorded_arguments
 from experiments.training import announce_run, prepare, upload_run
+from experiments.trials import check_job, read_metrics, trial_folders
 
 
 ARGUMENTS = (LraModelArguments, LraArguments, LraTrainingArguments)

@@ -15,24 +15,26 @@ from datasets import Dataset
 from filelock import FileLock
 from transformers import BertConfig, BertForSequenceClassification, ModernBertConfig, ModernBertForMaskedLM
 
-from experiments import fine_tuning, training
+from experiments import fine_tuning, training, trials
 from experiments.arguments import UserError
 from experiments.checkpoints import CheckpointArguments, start_classifier
 from experiments.fine_tuning import (
-    FineTuningArguments,
     FineTuningTrainer,
     Job,
-    best_trial,
-    check_job,
     fingerprint_rows,
-    plan_trials,
     predict,
-    read_metrics,
     run_job,
-    summarise_trials,
 )
 from experiments.heads import calibrate_head
 from experiments.run_folder import find_checkpoint
+from experiments.trials import (
+    FineTuningArguments,
+    best_trial,
+    check_job,
+    plan_trials,
+    read_metrics,
+    summarise_trials,
+)
 from modeling_sktformer import SKTformerForSequenceClassification
 from support.builders import make_config
 from support.glue_rows import files_below
@@ -148,7 +150,8 @@ def assert_same_weights(first, second):
 
 
 def test_the_engine_knows_no_task():
-    text = Path(fine_tuning.__file__).read_text(encoding="utf-8").lower()
+    files = (fine_tuning.__file__, trials.__file__)
+    text = "".join(Path(file).read_text(encoding="utf-8") for file in files).lower()
     assert not [word for word in ("glue", "experiments.text", "tokenizer=", "sentence") if word in text]
 
 

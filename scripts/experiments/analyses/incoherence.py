@@ -18,7 +18,6 @@ from transformers import AutoModelForSequenceClassification
 
 from experiments import results
 from experiments.arguments import CONFIGURATION, UserError, flag, parse_command, require_at_least, split_words
-from experiments.fine_tuning import read_metrics
 from experiments.lra.data import LraArguments, load_parts
 from experiments.lra.examples import collate
 from experiments.lra.jobs import LraTrainingArguments
@@ -28,6 +27,7 @@ from experiments.lra.tasks import TASKS
 from experiments.plots import open_figure
 from experiments.run_folder import ARGUMENTS_FILE
 from experiments.runs import Run, choose_launcher, execute_runs, read_runs
+from experiments.trials import read_metrics
 from modeling_sktformer.circle import Circle
 from modeling_sktformer.smoothing import FourierConvolution, Smoother
 

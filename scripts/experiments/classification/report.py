@@ -14,12 +14,12 @@ from experiments.checkpoints import CheckpointArguments
 from experiments.classification.data import TextArguments, TextData
 from experiments.classification.labels import MULTI, SINGLE, Problem, format_names
 from experiments.classification.metrics import METRICS, average_documents, decide
-from experiments.fine_tuning import best_trial, trial_folders
 from experiments.model_card import example_input, format_scores, public_name, write_classifier_card
 from experiments.models import fingerprint_checkpoint
 from experiments.plots import plot_confusion_matrix
 from experiments.results import read_json, write_atomically, write_json, write_results
 from experiments.run_folder import METRICS_FILE, RUN_FILE
+from experiments.trials import best_trial, trial_folders
 
 
 _TEST_FILES = ("predictions.csv", "documents.csv", "test_confusion.csv", "test_confusion.png")

@@ -21,9 +21,10 @@ from transformers import (
 )
 
 from experiments.arguments import UserError, explained, flag, require_at_least
-from experiments.fine_tuning import FineTuningArguments, FineTuningTrainer
+from experiments.fine_tuning import FineTuningTrainer
 from experiments.models import TRAINED_DTYPE, override_fields
 from experiments.sized_models import SizedModelArguments
+from experiments.trials import FineTuningArguments
 from modeling_sktformer import SKTformerConfig, SKTformerForPrediction
 from modeling_sktformer.forecasting import prediction_loss
 

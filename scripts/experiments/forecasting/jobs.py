@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.arguments import Command, UserError
-from experiments.fine_tuning import Job, best_trial, read_metrics
+from experiments.fine_tuning import Job
 from experiments.forecasting.baselines import NAMES, Baselines
 from experiments.forecasting.forecasters import (
     ForecasterArguments,
@@ -22,6 +22,7 @@ from experiments.forecasting.series import Series
 from experiments.forecasting.windows import Scaler, SeriesArguments, Windows, fingerprint_series, make_windows
 from experiments.models import fingerprint_checkpoint
 from experiments.sized_models import describe_config
+from experiments.trials import best_trial, read_metrics
 
 
 FORECAST_FILE = "forecast.csv"

@@ -12,7 +12,7 @@ from accelerate import PartialState
 from datasets import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from experiments import fine_tuning
+from experiments import fine_tuning, trials
 from experiments.adapters import add_lora
 from experiments.arguments import Command, UserError
 from experiments.checkpoints import CheckpointArguments, load_classifier, start_classifier
@@ -62,9 +62,9 @@ def choose_start(task: GlueTask, command: Command, runs_mnli: bool = False) -> C
     if start == "run":
         if runs_mnli:
             return None
-        if not fine_tuning.trial_folders(folder):
+        if not trials.trial_folders(folder):
             raise UserError(f"--mnli_checkpoint run: {folder} has no finished run of mnli; add mnli to --task_name.")
-        start = str(fine_tuning.best_trial(folder))
+        start = str(trials.best_trial(folder))
     # The labels are others, and so must the head be.
     return replace(checkpoint, model_name_or_path=start, model_revision="main", ignore_mismatched_sizes=True)
 
@@ -122,9 +122,9 @@ def predict_tests(task: GlueTask, tests: list[tuple[GlueTask, str, Dataset]], co
     """Write the predictions of a task's best model, or of the checkpoint itself where nothing was trained."""
     start, _, glue, training = command.groups
     output = Path(training.output_dir)
-    best = fine_tuning.best_trial(output / task.name) if fine_tuning.trial_folders(output / task.name) else None
-    if best is not None and "train_samples" in fine_tuning.read_metrics(best):
-        if fine_tuning.lacks_weights(best):
+    best = trials.best_trial(output / task.name) if trials.trial_folders(output / task.name) else None
+    if best is not None and "train_samples" in trials.read_metrics(best):
+        if trials.lacks_weights(best):
             raise UserError(f"{best} has no weights any more; run it again with --recipe {best / ARGUMENTS_FILE}.")
         start = replace(start, model_name_or_path=str(best), tokenizer_name=None, model_revision="main")
     tokenizer = classifier.load_text_tokenizer(start)
@@ -167,7 +167,7 @@ def pack_submission(folder: Path, archive: Path) -> list[str]:
     """
     places = {folder.parent / task.name: task for task in TASKS.values()}
     replaced = [
-        task for place, task in places.items() if (place / RUN_FILE).is_file() and not fine_tuning.trial_folders(place)
+        task for place, task in places.items() if (place / RUN_FILE).is_file() and not trials.trial_folders(place)
     ]
     outdated = {f"{name}.tsv" for task in replaced for name in task.submission.values()}
     files = sorted(file for file in folder.glob("*.tsv") if file.name not in outdated)

@@ -12,7 +12,7 @@ from transformers import EvalPrediction
 
 from experiments.architectures import explain_failure
 from experiments.arguments import Command, UserError, flag
-from experiments.fine_tuning import FineTuningArguments, FineTuningTrainer, Job, read_metrics
+from experiments.fine_tuning import FineTuningTrainer, Job
 from experiments.lra.examples import Examples, collate
 from experiments.lra.models import build_model, guesses_values, takes_mask, vocab_size
 from experiments.lra.pretraining import MaskedCollator, SelfPretrainingTrainer
@@ -24,6 +24,7 @@ from experiments.models import fingerprint_checkpoint
 from experiments.results import write_json
 from experiments.run_folder import METRICS_FILE
 from experiments.sized_models import describe_config
+from experiments.trials import FineTuningArguments, read_metrics
 
 
 @dataclass
