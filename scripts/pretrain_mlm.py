@@ -35,6 +35,7 @@ from experiments.text.examples import show_predictions
 from experiments.text.masked_lm import MaskedLMTrainer, MaskingCollator, MaskNumbering, mask_once
 from experiments.text.report import write_report
 from experiments.text.sparse_prediction import score_labelled_only
+from experiments.trainer import StepTimer
 
 
 logger = logging.getLogger("pretrain_mlm")
@@ -134,7 +135,7 @@ def train(
     )
     if mlm_arguments.sparse_prediction:
         score_labelled_only(model)
-    timer = progress.StepTimer()
+    timer = StepTimer()
     trainer = MaskedLMTrainer(
         model=model,
         args=training,

@@ -41,6 +41,7 @@ from experiments.heads import Collator, HeadTrainer, calibrate_head
 from experiments.plots import plot_task_curves
 from experiments.results import describe_environment, write_json
 from experiments.run_folder import METRICS_FILE, find_checkpoint
+from experiments.trainer import StepTimer
 from experiments.trials import (
     SEVERAL_TRIALS,
     FineTuningArguments,
@@ -187,7 +188,7 @@ def run_trial(job: Job, trial: Trial, arguments: dict[str, Any], announces: bool
             data=f"{job.title}: {counts} examples",
             steps=progress.describe_steps(args, len(job.splits["train"])) if trains else "",
         )
-    keeps_best, timer = trains and args.load_best_model_at_end, progress.StepTimer()
+    keeps_best, timer = trains and args.load_best_model_at_end, StepTimer()
     parts = [name for name in job.splits if name != "train"]
     trainer = (job.trainer_class or FineTuningTrainer)(
         model=model,

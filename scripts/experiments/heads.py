@@ -11,7 +11,8 @@ from torch.utils.data import DataLoader
 from transformers import PreTrainedModel
 
 from experiments.arguments import flag, require_at_least
-from experiments.training import ExperimentTrainer, RunArguments
+from experiments.trainer import ExperimentTrainer
+from experiments.training import RunArguments
 from modeling_sktformer.sequences import SequencePooling
 
 

@@ -15,14 +15,13 @@ from torch import nn
 from transformers.modeling_outputs import SequenceClassifierOutput
 from transformers.trainer_pt_utils import LengthGroupedSampler
 
+from experiments import trainer as trainer_module
 from experiments import training as training_module
 from experiments.arguments import UserError, parse_args
 from experiments.run_folder import RunIdentity, folder_state
+from experiments.trainer import ExperimentTrainer, LengthsOfEpoch, StepTimer
 from experiments.training import (
-    ExperimentTrainer,
-    LengthsOfEpoch,
     RunArguments,
-    StepTimer,
     describe_steps,
     finish_trackers,
     global_batch,
@@ -471,7 +470,7 @@ def test_steps_are_timed_by_what_does_them(device, monkeypatch):
 
     now = {"clock": 0.0, "gpu": 0.0, "waited": 0}
     monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(training_module.time, "perf_counter", lambda: now["clock"])
+    monkeypatch.setattr(trainer_module.time, "perf_counter", lambda: now["clock"])
     timer = StepTimer()
     args: Any = types.SimpleNamespace(device=torch.device(device))
     assert timer.metrics() == {}

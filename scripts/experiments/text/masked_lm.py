@@ -18,7 +18,7 @@ from transformers import (
     TrainingArguments,
 )
 
-from experiments.training import ExperimentTrainer
+from experiments.trainer import ExperimentTrainer
 from modeling_sktformer.losses import IGNORE_INDEX
 
 

@@ -1,0 +1,170 @@
+"""The Trainer of all scripts, and what times its steps."""
+
+import math
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers.trainer_pt_utils import LengthGroupedSampler
+from transformers.trainer_utils import EvalLoopOutput
+
+from experiments.arguments import UserError
+from experiments.training import global_batch
+
+
+_TIMED_STEPS = 10_000  # the last steps of a run, whose times are kept
+
+
+class LengthsOfEpoch(LengthGroupedSampler):
+    """
+    A sampler's lengths in the order of an epoch; its own depends on what was drawn before, and on how many devices
+    share the `batch_size` of a step.
+    """
+
+    def __init__(self, sampler: LengthGroupedSampler, batch_size: int, seed: int):
+        super().__init__(batch_size, lengths=sampler.lengths)
+        self.seed, self.epoch = seed, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """What the Trainer calls before each epoch."""
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        self.generator = torch.Generator().manual_seed(self.seed + self.epoch)
+        return super().__iter__()
+
+
+class ExperimentTrainer(Trainer):
+    """A Trainer that evaluates one model on all processes, without a trace, and stops where training diverges."""
+
+    def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
+        """Evaluate; the generators of training are afterwards where they were, however often there is evaluation."""
+        # Running statistics of a batch norm differ between processes after a step; the first one's are saved.
+        if torch.distributed.is_initialized():
+            for buffer in self.accelerator.unwrap_model(self.model).buffers():
+                torch.distributed.broadcast(buffer, src=0)
+        devices = [self.args.device] if self.args.device.type == "cuda" else []
+        with torch.random.fork_rng(devices):
+            return super().evaluation_loop(*args, **kwargs)
+
+    def _get_train_sampler(self, *args: Any, **kwargs: Any) -> Any:
+        """Of batches of like lengths, an order that a resumed run has again: of the seed and the epoch alone."""
+        sampler = super()._get_train_sampler(*args, **kwargs)
+        if type(sampler) is LengthGroupedSampler:
+            seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
+            return LengthsOfEpoch(sampler, global_batch(self.args), seed)
+        return sampler
+
+    def _get_eval_sampler(self, *args: Any, **kwargs: Any) -> Any:
+        """In the order of the examples, by which predictions are told apart, also where training groups lengths."""
+        strategy, self.args.train_sampling_strategy = self.args.train_sampling_strategy, "random"
+        try:
+            return super()._get_eval_sampler(*args, **kwargs)
+        finally:
+            self.args.train_sampling_strategy = strategy
+
+    def _load_scaler(self, checkpoint: str | None) -> None:
+        """What scaled float16's losses is of no use to a run that goes on in another precision."""
+        if self.accelerator.scaler is not None:
+            super()._load_scaler(checkpoint)
+
+    def get_eval_dataloader(self, *args: Any, **kwargs: Any) -> Any:
+        """Of all examples, whatever --dataloader_drop_last says of training."""
+        with self._dropping_none():
+            return super().get_eval_dataloader(*args, **kwargs)
+
+    def get_test_dataloader(self, *args: Any, **kwargs: Any) -> Any:
+        """Likewise."""
+        with self._dropping_none():
+            return super().get_test_dataloader(*args, **kwargs)
+
+    @contextmanager
+    def _dropping_none(self) -> Iterator[None]:
+        drops, self.args.dataloader_drop_last = self.args.dataloader_drop_last, False
+        try:
+            yield
+        finally:
+            self.args.dataloader_drop_last = drops
+
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        """Log, on all processes alike; a `UserError` if a loss is no finite number or the best metric is none."""
+        for name in ("loss", "eval_loss"):
+            if not math.isfinite(logs.get(name, 0.0)):
+                what = f"Training has diverged: {name} is {logs[name]} at step {self.state.global_step}"
+                remedy = f"lower --learning_rate ({self.args.learning_rate:g}) or raise --warmup_steps"
+                raise UserError(f"{what}; {remedy}. No model was saved.")
+        best = (self.args.metric_for_best_model or "loss").removeprefix("eval_")
+        if "eval_loss" in logs and f"eval_{best}" not in logs:
+            names = ", ".join(name.removeprefix("eval_") for name in logs if name.startswith("eval_"))
+            raise UserError(f"--metric_for_best_model {best}: there is no such metric; give one of {names}.")
+        if getattr(self, "_initial_global_step", 0):  # the losses since a run was resumed, over all of its steps
+            logs.pop("train_loss", None)
+        super().log(logs, *args, **kwargs)
+
+    def _init_training_state(self, max_steps: int, *args: Any, **kwargs: Any) -> tuple[int, int]:
+        found = super()._init_training_state(max_steps, *args, **kwargs)
+        self.state.compute_steps(self.args, max_steps)  # of this start, not of the one that left the checkpoint
+        return found
+
+    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
+        # A run that is cut short behind its last checkpoint is resumed within an epoch that has a next batch.
+        if self.state.global_step < self.state.max_steps and not self.control.should_training_stop:
+            super()._run_epoch(*args, **kwargs)
+
+    def last_evaluation(self) -> dict[str, float] | None:
+        """What was measured of the model that is left, if that was done behind the last step: not to do it twice."""
+        if self.args.load_best_model_at_end and self.state.best_global_step != self.state.global_step:
+            return None
+        last = [entry for entry in self.state.log_history if entry["step"] == self.state.global_step]
+        return next((dict(entry) for entry in reversed(last) if "eval_loss" in entry), None)
+
+    def history(self) -> list[dict[str, float]]:
+        """The log, without norms of gradients that half precision could not hold."""
+        return [
+            {key: value for key, value in entry.items() if not isinstance(value, float) or math.isfinite(value)}
+            for entry in self.state.log_history
+        ]
+
+
+class StepTimer(TrainerCallback):
+    """
+    Measures each optimizer step; the Trainer's own speed is a mean with evaluations and the first steps in it.
+
+    A GPU is still at work when a step has been launched: there a step is what lies between two events that the GPU
+    itself passes, so that nothing waits.
+    """
+
+    def __init__(self) -> None:
+        self._marks: deque[tuple[Any, Any, float]] = deque(maxlen=_TIMED_STEPS)
+
+    def on_step_begin(self, args: TrainingArguments, *others: Any, **kwargs: Any) -> None:
+        self._cpu, self._start = time.process_time(), self._mark(args.device)
+
+    def on_step_end(self, args: TrainingArguments, *others: Any, **kwargs: Any) -> None:
+        self._marks.append((self._start, self._mark(args.device), time.process_time() - self._cpu))
+
+    def _mark(self, device: torch.device) -> Any:
+        """Now: of the clock, or of a GPU when it gets there."""
+        if device.type not in ("cuda", "mps"):
+            return time.perf_counter()
+        event = getattr(torch, device.type).Event(enable_timing=True)
+        event.record()
+        return event
+
+    def metrics(self) -> dict[str, float]:
+        """Medians in milliseconds, without the first steps, which set things up; empty before the first step."""
+        if not self._marks:
+            return {}
+        kept = [*self._marks][min(5, len(self._marks) - 1) :]
+        if isinstance(kept[-1][1], float):
+            wall = [1000 * (end - start) for start, end, _ in kept]
+        else:
+            kept[-1][1].synchronize()
+            wall = [start.elapsed_time(end) for start, end, _ in kept]
+        cpu = [1000 * seconds for *_, seconds in kept]
+        return {"step_time_ms": float(np.median(wall)), "step_cpu_time_ms": float(np.median(cpu))}
