@@ -23,9 +23,9 @@ from .outputs import SkeletonMatrices, SKTformerModelOutput
 
 
 @dataclass
-class SKTformerForPredictionOutput(SkeletonMatrices, ModelOutput):
+class PredictionOutput(ModelOutput):
     """
-    What [`SKTformerForPrediction`] returns, as the other forecasters of transformers do.
+    What the forecasters of transformers return.
 
     Args:
         loss (`torch.Tensor` of shape `()`, *optional*): Error over the observed future values, if they are given.
@@ -33,8 +33,7 @@ class SKTformerForPredictionOutput(SkeletonMatrices, ModelOutput):
         loc, scale (`torch.Tensor` of shape `(batch_size, 1, num_channels)`): What each series was measured from, by.
         hidden_states (`tuple` of `torch.Tensor`, *optional*):
             Of shape `(batch_size, context_length, hidden_size)`; independent channels are rows of the batch.
-        attentions (`tuple` of `torch.Tensor`, *optional*):
-            The token branch's matrices, as those of [`SKTformerModel`], with [`~outputs.SkeletonMatrices`].
+        attentions (`tuple` of `torch.Tensor`, *optional*): The token branch's matrices, as [`SKTformerModel`]'s.
     """
 
     loss: torch.Tensor | None = None
@@ -43,6 +42,11 @@ class SKTformerForPredictionOutput(SkeletonMatrices, ModelOutput):
     scale: torch.Tensor | None = None
     hidden_states: tuple[torch.Tensor, ...] | None = None
     attentions: tuple[torch.Tensor, ...] | None = None
+
+
+@dataclass
+class SKTformerForPredictionOutput(SkeletonMatrices, PredictionOutput):
+    """Of the forecaster."""
 
 
 def fourier_extrapolation(series: torch.Tensor, num_harmonics: int, prediction_length: int) -> torch.Tensor:

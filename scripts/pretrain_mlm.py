@@ -66,7 +66,8 @@ def main() -> None:
     progress.announce_run(command, plan=f"{describe(command, model)}{most}{steps}")
     identity, folder = run_identity(command, corpus), str(training.output_dir)
     if check_run_folder(folder, identity, training.overwrite, command.paths()) == "finished":
-        logger.info("%s holds this run, finished; give more --max_steps to go on, or --overwrite.", folder)
+        remedy = "give more --max_steps to go on, or --overwrite" if training.do_train else "--overwrite repeats it"
+        logger.info("%s holds this run, finished; %s.", folder, remedy)
         progress.upload_run(training, folder, "Pre-trained")
         return
     PartialState().wait_for_everyone()  # before the first process empties the folder that the others look at
@@ -84,7 +85,7 @@ def check_stages(training: progress.RunArguments, model: models.ModelArguments, 
         raise UserError("--do_predict is for labels, which pre-training has none of; leave it out.")
     if not training.do_train and not model.model_name_or_path:
         raise UserError("--do_eval alone evaluates a checkpoint; name it with --model_name_or_path.")
-    if corpus.streaming and training.max_steps <= 0:
+    if corpus.streaming and training.do_train and training.max_steps <= 0:
         raise UserError("A streamed corpus has no known length: say how long to train with --max_steps.")
     if corpus.streaming:
         # Every process reads its own shards of the stream; dispatching would read all of it in the first.
@@ -121,10 +122,11 @@ def train(
 ) -> None:
     """Train, evaluate, and leave the checkpoint with its report."""
     _, _, mlm_arguments, training = command.groups
+    num_blocks = None if blocks.is_stream else len(blocks.train)
     progress.announce(
         model=describe(command, model),
         data=blocks.description,
-        steps=progress.describe_steps(training, None if blocks.is_stream else len(blocks.train)),
+        steps=progress.describe_steps(training, num_blocks) if training.do_train else "",
     )
     collator = MaskingCollator(
         tokenizer=tokenizer,

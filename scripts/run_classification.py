@@ -112,6 +112,8 @@ def main() -> None:
             results |= {f"{name}, {answer}": values for answer, values in answers.items()}
         if training.should_save:
             write_answers(folder, data, name, chances, texts.label_separator or ",")
+            if name == "test":
+                logger.info("%d predictions are in %s.", len(part.rows), folder / "predictions.csv")
     if training.should_save:
         print(write_report(folder, results, is_added=only_predicts), end="")
     if job:  # again, with what has been written since

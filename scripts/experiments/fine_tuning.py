@@ -40,7 +40,7 @@ from experiments.adapters import merge_adapters
 from experiments.heads import Collator, HeadTrainer, calibrate_head
 from experiments.plots import plot_task_curves
 from experiments.results import describe_environment, write_json
-from experiments.run_folder import METRICS_FILE, find_checkpoint
+from experiments.run_folder import METRICS_FILE, check_run_folder, find_checkpoint
 from experiments.trainer import StepTimer
 from experiments.trials import (
     SEVERAL_TRIALS,
@@ -140,8 +140,9 @@ def run_job(job: Job, folder: Path, training: FineTuningArguments, started: dict
     hold = nullcontext() if is_one else progress.hold_folder(training, folder, identity, started)
     is_silent = is_one or bool(training.disable_tqdm) or not training.should_log
     with hold:
-        # Of several, those that are still here in spite of --overwrite belong to this very command, cut short.
-        waiting = [t for t in trials if is_one or not (t.folder / METRICS_FILE).is_file()]
+        # Of several, those that are still here in spite of --overwrite belong to this very command, cut short, but
+        # may be shorter than what is asked for now.
+        waiting = [t for t in trials if is_one or check_run_folder(t.folder, t.identity) != "finished"]
         for trial in tqdm(trials, f"{job.title}, trials", unit="trial", disable=is_silent):
             if trial in waiting:
                 _run_held(job, trial, started, announces=trial is waiting[0])

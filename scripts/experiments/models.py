@@ -241,6 +241,16 @@ def known_overrides(
     return ",".join(known) or None
 
 
+def override_trained(name: str, config: PreTrainedConfig, overrides: str | None) -> None:
+    """[`override_fields`] of a checkpoint; a `UserError` also if weights depend on one, as on all but dropout."""
+    trained = config.to_dict()
+    override_fields(config, overrides)
+    if changed := [key for key, value in config.to_dict().items() if value != trained[key] and "dropout" not in key]:
+        raise UserError(
+            f"--config_overrides: {', '.join(changed)} of the model {name} cannot be changed; leave it out."
+        )
+
+
 def override_fields(config: PreTrainedConfig, overrides: str | None) -> None:
     """Set what `--config_overrides` names; a `UserError` for what is no field, or cannot be set."""
     for override in overrides.split(",") if overrides else ():

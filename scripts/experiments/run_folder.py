@@ -69,11 +69,11 @@ def folder_state(folder: str | Path, identity: RunIdentity) -> State:
         raise UserError(f"--output_dir {folder} is a file; name a folder.")
     if not folder.exists() or all(_LEFT_OVER.fullmatch(path.name) for path in folder.iterdir()):
         return "new"
-    if not (folder / RUN_FILE).is_file():
+    if not ((place := _place(folder)) / RUN_FILE).is_file():
         raise UserError(f"--output_dir {folder} holds files that are no run of this script; choose another folder.")
     remedy = "choose another folder, or pass --overwrite to delete it"
     try:
-        earlier = json.loads((folder / RUN_FILE).read_text(encoding="utf-8"))
+        earlier = json.loads((place / RUN_FILE).read_text(encoding="utf-8"))
         there, here = earlier["decides"], identity.values["decides"]
         changes = _differences(there, here)
         (unit, before), (unit_now, now) = _steps(earlier["length"]), _steps(identity.length)
@@ -83,7 +83,7 @@ def folder_state(folder: str | Path, identity: RunIdentity) -> State:
         changes.append(f"{unit}: {before:g} there, {unit_now}: {now:g} here, and no run can be shortened")
     if changes:
         raise UserError(f"--output_dir {folder} holds another run ({'; '.join(changes)}); {remedy}.")
-    if not (folder / METRICS_FILE).is_file():
+    if not any((path / METRICS_FILE).is_file() for path in (folder, place)):
         return "resumed"
     return "grown" if now > before else "finished"
 
@@ -102,7 +102,7 @@ def check_run_folder(
     try:
         state = folder_state(folder, identity)
     except UserError:
-        if not overwrite or not (folder / RUN_FILE).is_file():
+        if not overwrite or not (_place(folder) / RUN_FILE).is_file():
             raise
         state = "finished"
     if not overwrite or state in ("new", "resumed"):
@@ -126,7 +126,8 @@ def claim_run_folder(
 
     `run.json` then says what the run is, and `arguments.yaml` how it was started ([`recorded_arguments`]). A folder
     that was new, or is overwritten, is left as it was if the run ends with an error before its first checkpoint or
-    model. Raises a `UserError` if another process holds the folder, or it cannot be written.
+    model, and one that is overwritten also if it is interrupted there. Raises a `UserError` if another process holds
+    the folder, or it cannot be written.
     """
     folder = Path(folder)
     existed, lock = folder.exists(), FileLock(folder / ".lock")
@@ -139,25 +140,30 @@ def claim_run_folder(
     except OSError as error:
         raise UserError(f"--output_dir {folder} cannot be written ({error.strerror}).") from error
     try:
+        if _place(folder) != folder:
+            _put_back(folder)
         state = check_run_folder(folder, identity, overwrite)
         if state == "new":
             _set_aside(folder)
-        elif state == "grown":
-            (folder / METRICS_FILE).unlink()
-        if state in ("resumed", "grown"):
-            earlier = read_json(folder / RUN_FILE).get("precision")
-            if earlier != identity.precision:
-                logger.warning("The run began in %s and goes on in %s.", earlier, identity.precision)
-        if state != "finished":
-            write_json(folder / RUN_FILE, identity.values)
-            write_atomically(folder / ARGUMENTS_FILE, yaml.safe_dump(arguments, sort_keys=False, allow_unicode=True))
         try:
+            if state == "grown":
+                (folder / METRICS_FILE).unlink()
+            if state in ("resumed", "grown"):
+                earlier = read_json(folder / RUN_FILE).get("precision")
+                if earlier != identity.precision:
+                    logger.warning("The run began in %s and goes on in %s.", earlier, identity.precision)
+            if state != "finished":
+                write_json(folder / RUN_FILE, identity.values)
+                text = yaml.safe_dump(arguments, sort_keys=False, allow_unicode=True)
+                write_atomically(folder / ARGUMENTS_FILE, text)
             yield state
-        except Exception:
+        except BaseException as error:
+            # An interrupted run goes on, unless it took the place of one that is still there.
+            goes_on = not isinstance(error, Exception) and not (folder / _SET_ASIDE).is_dir()
             # What is finished stays, and so do runs in folders of this one, which are its work.
             done = [find_checkpoint(folder), *folder.glob(METRICS_FILE), *folder.glob(f"[!.]*/{RUN_FILE}")]
             done += folder.glob("*.safetensors")  # a trained model
-            if state == "new" and not any(done):
+            if state == "new" and not goes_on and not any(done):
                 _restore(folder)
                 (folder / ".lock").unlink(missing_ok=True)
                 if not existed:
@@ -179,9 +185,16 @@ def find_checkpoint(folder: str | Path) -> str | None:
     return complete[max(complete)] if complete else None
 
 
+def _place(folder: Path) -> Path:
+    """Where a folder's run lies: in it, or set aside by a process that was killed before its own run was there."""
+    aside = folder / _SET_ASIDE
+    return aside if (aside / RUN_FILE).is_file() and not (folder / RUN_FILE).is_file() else folder
+
+
 def _contents(folder: Path) -> list[Path]:
-    """What is in a folder but for the lock that is held and what was set aside."""
-    return [path for path in folder.iterdir() if path.name not in (".lock", _SET_ASIDE)]
+    """What is in a folder but for the lock that is held and what was set aside; what says that it is a run first."""
+    paths = (path for path in folder.iterdir() if path.name not in (".lock", _SET_ASIDE))
+    return sorted(paths, key=lambda path: path.name != RUN_FILE)
 
 
 def _set_aside(folder: Path) -> None:
@@ -199,8 +212,12 @@ def _restore(folder: Path) -> None:
             shutil.rmtree(path)
         else:
             path.unlink()
+    _put_back(folder)
+
+
+def _put_back(folder: Path) -> None:
     if (folder / _SET_ASIDE).is_dir():
-        for path in (folder / _SET_ASIDE).iterdir():
+        for path in reversed(_contents(folder / _SET_ASIDE)):
             path.rename(folder / path.name)
         (folder / _SET_ASIDE).rmdir()
 

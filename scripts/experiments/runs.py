@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from experiments.arguments import ROOT, UserError, flag_values, recipes_behind, split_words
+from experiments.arguments import ROOT, UserError, flag_values, one_line, recipes_behind, split_words
 from experiments.run_folder import METRICS_FILE
 
 
@@ -60,7 +60,10 @@ def read_runs(path: str | Path) -> dict[str, tuple[str, ...]]:
         raise UserError(f"The runs {path} cannot be read ({error.strerror}).") from error
     named: dict[str, tuple[str, ...]] = {}
     for number, line in enumerate(lines, start=1):
-        arguments = shlex.split(line, comments=True)
+        try:
+            arguments = shlex.split(line, comments=True)
+        except ValueError as error:
+            raise UserError(f"{path}, line {number} cannot be split into words ({one_line(error)}).") from error
         name = flag_values(arguments).get("run_name")
         if arguments and (name is None or name in named):
             raise UserError(f"{path}, line {number}: every run needs a --run_name of its own.")

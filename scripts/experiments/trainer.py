@@ -30,10 +30,6 @@ class LengthsOfEpoch(LengthGroupedSampler):
         super().__init__(batch_size, lengths=sampler.lengths)
         self.seed, self.epoch = seed, 0
 
-    def set_epoch(self, epoch: int) -> None:
-        """What the Trainer calls before each epoch."""
-        self.epoch = epoch
-
     def __iter__(self) -> Iterator[int]:
         self.generator = torch.Generator().manual_seed(self.seed + self.epoch)
         return super().__iter__()
@@ -41,6 +37,8 @@ class LengthsOfEpoch(LengthGroupedSampler):
 
 class ExperimentTrainer(Trainer):
     """A Trainer that evaluates one model on all processes, without a trace, and stops where training diverges."""
+
+    _lengths: LengthsOfEpoch | None = None  # the sampler of training, where batches have like lengths
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
         """Evaluate; the generators of training are afterwards where they were, however often there is evaluation."""
@@ -57,7 +55,7 @@ class ExperimentTrainer(Trainer):
         sampler = super()._get_train_sampler(*args, **kwargs)
         if type(sampler) is LengthGroupedSampler:
             seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
-            return LengthsOfEpoch(sampler, global_batch(self.args), seed)
+            sampler = self._lengths = LengthsOfEpoch(sampler, global_batch(self.args), seed)
         return sampler
 
     def _get_eval_sampler(self, *args: Any, **kwargs: Any) -> Any:
@@ -111,10 +109,13 @@ class ExperimentTrainer(Trainer):
         self.state.compute_steps(self.args, max_steps)  # of this start, not of the one that left the checkpoint
         return found
 
-    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
+    def _run_epoch(self, *args: Any, epoch: int, **kwargs: Any) -> None:
+        # What the Trainer tells of an epoch does not reach a sampler whose first batches several devices skip.
+        if self._lengths is not None:
+            self._lengths.epoch = epoch
         # A run that is cut short behind its last checkpoint is resumed within an epoch that has a next batch.
         if self.state.global_step < self.state.max_steps and not self.control.should_training_stop:
-            super()._run_epoch(*args, **kwargs)
+            super()._run_epoch(*args, epoch=epoch, **kwargs)
 
     def last_evaluation(self) -> dict[str, float] | None:
         """What was measured of the model that is left, if that was done behind the last step: not to do it twice."""

@@ -43,6 +43,8 @@ _DECISIVE_FOR_THE_BEST = (
     *("metric_for_best_model", "greater_is_better"),
     *("eval_strategy", "eval_steps", "eval_delay", "save_strategy", "save_steps"),
 )
+# Metrics of which the best is the lowest, beside losses.
+_SMALLER_IS_BETTER = ("mse", "mae", "perplexity")
 # Files of a run that say where things lie on the machine it was made on, and those that are none of its result.
 LOCAL_FILES = [
     *(ARGUMENTS_FILE, RUN_FILE, "training_args.bin", "trainer_state.json"),
@@ -63,6 +65,8 @@ class RunArguments(TrainingArguments):
     language: str = flag("en", "Language of the text, for the model card.")
 
     def __post_init__(self) -> None:
+        if self.greater_is_better is None and str(self.metric_for_best_model).endswith(_SMALLER_IS_BETTER):
+            self.greater_is_better = False  # the Trainer takes what is not called a loss for a score
         super().__post_init__()
         if not 0 <= self.seed < 2**32:
             raise UserError(f"--seed {self.seed} must lie between 0 and {2**32 - 1}.")

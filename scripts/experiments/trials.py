@@ -7,7 +7,7 @@ A trial has a folder of its own, that of the job if it is the only one, and is f
 import copy
 import itertools
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,8 +47,6 @@ class FineTuningArguments(HeadArguments):
             self.metric_for_best_model = self.metric_for_best_model or "score"
         if patience is not None and IntervalStrategy(self.eval_strategy) == IntervalStrategy.NO:
             raise UserError("--early_stopping_patience needs evaluations while training; add --eval_strategy.")
-        if self.greater_is_better is None and str(self.metric_for_best_model).endswith(("mse", "mae")):
-            self.greater_is_better = False  # the Trainer takes what is not called a loss for a score
         super().__post_init__()
         require_at_least(1, self, "seeds", "early_stopping_patience")
         for is_wrong, message in (
@@ -138,6 +136,20 @@ def job_identity(training: FineTuningArguments, decides: dict[str, Any]) -> RunI
     shared = {name: value for name, value in identity.decides.items() if name not in differing}
     length = {"num_train_epochs": 0.0} if training.search else identity.length
     return RunIdentity(shared | {"trials": "search" if training.search else "seeds"}, length, identity.precision)
+
+
+def counted_trials(metrics: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The trials that a finished job's result is of: all seeds, and of a search the one that is best on validation."""
+    trials = metrics.get("trials", [metrics])
+    return [trial for trial in trials if metrics.get("kind") != "search" or trial["name"] == metrics["best"]]
+
+
+def describe_trials(metrics: Mapping[str, Any]) -> str:
+    """Words for what [`counted_trials`] gives."""
+    if metrics.get("kind") == "search":
+        return f"one seed, the best on validation of {len(metrics['trials'])} trials ({metrics['best']})"
+    seeds = len(counted_trials(metrics))
+    return f"mean and standard deviation of {seeds} seeds" if seeds > 1 else "one seed"
 
 
 def keep_best_weights(folders: Sequence[Path]) -> None:

@@ -279,6 +279,8 @@ def test_labels_come_from_names_of_files_or_folders(write, load, tmp_path):
         load(train_file=pattern)
     unlabelled = load(by_name.problem, test_file=pattern)
     assert unlabelled.parts["test"].labels is None
+    shouted = write("the poe writes third", "books/POE_THIRD.TXT")
+    assert load(by_name.problem, test_file=shouted).parts["test"].rows["text"] == ["the poe writes third"]
     twice = [str(tmp_path / "books" / "poe" / "poe_first.txt"), pattern, str(tmp_path / "books" / "*" / "*_first.txt")]
     once = load_texts(TextArguments(test_file=twice), ["test"], make_tokenizer(), by_name.problem)
     assert sorted(once.parts["test"].rows["file"]) == sorted(unlabelled.parts["test"].rows["file"])

@@ -124,6 +124,12 @@ def test_a_text_without_blank_lines_is_held_out_in_parts(tmp_path):
     assert 0 < len(read_documents(corpus.validation[0])) < len(read_documents(corpus.train[0]))
 
 
+def test_text_without_spaces_is_divided_too(tmp_path):
+    text = "河水流过山谷。" * 100
+    corpus = load(tmp_path, train_file=[write(tmp_path / "river.txt", text)], validation_fraction=0.1)
+    assert ["".join(side[0]) for side in (corpus.train, corpus.validation)] == [text[:-70], text[-70:]]
+
+
 @pytest.mark.parametrize("streaming", [False, True])
 @pytest.mark.parametrize("unit", ["auto", "row", "file"])
 def test_of_a_corpus_that_is_one_document_the_end_is_held_out(tmp_path, caplog, unit, streaming):

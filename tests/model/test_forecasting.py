@@ -271,6 +271,16 @@ def test_a_forecast_does_not_depend_on_the_batch():
     assert_equal(torch.cat([model(past_values=row[None]).prediction_outputs for row in past]), together)
 
 
+def test_the_loss_comes_first_whatever_else_is_returned():
+    model, past = make_forecaster(), make_series()
+    everything = {"output_hidden_states": True, "output_attentions": True, "output_feature_attentions": True}
+    future = torch.zeros(len(past), model.config.prediction_length, past.shape[-1])
+    output = model(past_values=past, future_values=future, **everything)
+    assert list(output)[:4] == ["loss", "prediction_outputs", "loc", "scale"]
+    assert list(output)[-1] == "feature_attentions"
+    assert torch.equal(model(past_values=past, return_dict=False, **everything)[0], output.prediction_outputs)
+
+
 def test_every_weight_has_a_gradient_with_gaps_or_without():
     """Processes that share a model wait for all of them."""
     past = make_series()

@@ -4,6 +4,7 @@ import json
 import logging
 import math
 import random
+import shutil
 import statistics
 from pathlib import Path
 from typing import Any
@@ -307,8 +308,13 @@ def test_an_interrupted_command_goes_on_with_overwrite_too(tmp_path, monkeypatch
         run(folder, seeds=2, overwrite=True)
     monkeypatch.undo()
     finished = files_below(folder / "seed-3")
+    shutil.copytree(folder, tmp_path / "longer")
     assert len(run(folder, seeds=2, overwrite=True)["trials"]) == 2
     assert files_below(folder / "seed-3") == finished
+    # One that was finished after fewer steps than the others shall have is trained anew.
+    run(tmp_path / "longer", seeds=2, max_steps=8, overwrite=True)
+    trials = [read_metrics(tmp_path / "longer" / f"seed-{seed}") for seed in (3, 4)]
+    assert [trial["history"][-1]["step"] for trial in trials] == [8, 8]
 
 
 def test_large_seeds_are_told_apart(tmp_path):

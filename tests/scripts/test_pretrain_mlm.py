@@ -148,13 +148,19 @@ def test_pre_training_goes_on_at_another_length(tmp_path, recipe, monkeypatch, c
     assert "48" in caplog.text
 
 
-def test_evaluation_alone_trains_nothing(tmp_path, recipe, monkeypatch):
+def test_evaluation_alone_trains_nothing(tmp_path, recipe, monkeypatch, caplog):
     run(monkeypatch, "--recipe", recipe)
     without(recipe, "config_overrides")
     flags = ["--model_name_or_path", tmp_path / "run", "--output_dir", tmp_path / "evaluation", "--do_eval"]
     with monkeypatch.context() as context:
         context.setattr(MaskedLMTrainer, "train", stop)
+        caplog.clear()
+        caplog.set_level("INFO")
         run(context, "--recipe", recipe, *flags)
+    assert "\n\nmetrics.json is in" in caplog.text
+    assert "Steps: " not in caplog.text
+    run(monkeypatch, "--recipe", recipe, *flags)
+    assert "holds this run, finished; --overwrite repeats it." in caplog.text
     evaluation = metrics_of(tmp_path / "evaluation")
     assert evaluation["eval_loss"] == pytest.approx(metrics_of(tmp_path / "run")["eval_loss"], rel=1e-5)
     assert not (tmp_path / "evaluation" / "model.safetensors").exists()

@@ -230,8 +230,10 @@ def test_some_rows_are_compared(make, stage, tmp_path):
         make([stage], "--rows", "whose", "ours", "mine")
 
 
-def test_searches_of_several_stages_are_told_apart(make, stage):
-    text, _ = make([stage, replace(stage, folder="second", rate_case=0)])
+def test_searches_of_several_stages_are_told_apart(make, stage, tmp_path):
+    rows = ("ours", "theirs")
+    (tmp_path / "more.txt").write_text("".join(f"--run_name {row} --model_name_or_path {row}\n" for row in rows))
+    text, _ = make([stage, replace(stage, folder="second", runs=str(tmp_path / "more.txt"), rate_case=0)])
     chosen = "for each row that says none the one of 0.001, 0.01, 0.1 with the lowest evaluation loss"
     assert f"- Learning rates of first: {chosen} after 100 or 200 steps under seed 100" in text
     assert f"- Learning rates of second: {chosen} after 100 steps at {stage.cases[0].title} under seed 100" in text
@@ -410,6 +412,17 @@ def test_a_second_stage_starts_from_the_runs_of_the_first(make, stage, tmp_path)
         make([stage, second])
 
 
+def test_nothing_is_run_for_rows_that_are_left_out(make, stage, tmp_path):
+    (tmp_path / "more.txt").write_text("--run_name tuned --model_name_or_path ours\n--run_name scratch\n")
+    second = replace(stage, folder="second", runs=str(tmp_path / "more.txt"), learning_rates=())
+    text, _ = make([stage, second], "--seeds", 0, "--rows", "scratch")
+    assert not (tmp_path / "out" / "first").exists()
+    assert cells(text, "scratch")
+    make([stage, second], "--seeds", 0)
+    assert len(list((tmp_path / "out" / "first").glob("ours-*-0"))) == len(stage.cases)
+    assert not list((tmp_path / "out" / "first").glob("theirs*"))
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -432,6 +445,28 @@ def test_a_second_stage_starts_from_the_runs_of_the_first(make, stage, tmp_path)
 def test_flags_that_cannot_be_meant_are_refused(make, stage, flags, message):
     with pytest.raises(UserError, match=message):
         make([stage], *flags)
+
+
+def test_passes_are_not_counted_in_steps():
+    arguments = ComparisonArguments(table="lra_image", run_flags="--max_steps 10")
+    with pytest.raises(UserError, match="leave --max_steps out; the table counts passes, which --num_train_epochs"):
+        TABLES["lra_image"].with_arguments(arguments)
+
+
+@pytest.mark.parametrize("search_steps", [None, 1000])
+def test_a_folder_that_tables_share_is_of_one_run(search_steps):
+    """What is run for one table and called the same in another has the same flags there."""
+    commands: dict[Path, tuple] = {}
+    for name, table in TABLES.items():
+        for stage in table.stages:
+            planner = execution._StageRuns(stage, stage.rows(), {}, ComparisonArguments(table=name), {})
+            for row, case in planner.cells:
+                steps = search_steps or stage.search_steps or case.max_steps
+                search = replace(stage.choosing_case(case), max_steps=steps, minutes=None)
+                own = flag_values(planner.rows[row]).get("learning_rate")
+                for rate in () if own else stage.learning_rates:
+                    for run in (planner.plan(row, search, rate), planner.plan(row, case, rate, 0)):
+                        assert commands.setdefault(run.folder, run.arguments) == run.arguments, run.folder
 
 
 def test_a_table_without_a_choice_of_rates_takes_none(make, stage):

@@ -257,6 +257,9 @@ def test_several_labels_and_numbers_are_predicted(run, files, tmp_path):
     # What is written is read with the same separator.
     assert {name for row in rows for name in row["prediction"].split("|")} - {""} == set(NAMES)
     assert not (folder / "confusion.csv").exists()
+    blank = write_table(tmp_path / "blank.csv", {"text": texts[:3], "label": [""] * 3})
+    run("--test_file", blank, "--do_predict", "--output_dir", tmp_path / "blank", model=folder)
+    assert not (tmp_path / "blank" / "report.md").exists()  # what has no label at all is not scored
 
     table = write_table(tmp_path / "numbers.csv", {"text": texts, "label": [n % 3 + 0.5 for n in range(90)]})
     folder = run(*flags[:1], table, "--test_file", table, "--do_train", "--do_predict", "--overwrite", epochs=8)
@@ -268,7 +271,8 @@ def test_several_labels_and_numbers_are_predicted(run, files, tmp_path):
     assert set(row) == {"text", "label", "prediction"}
 
 
-def test_a_trained_model_evaluates_and_predicts_alone_as_pipelines_do(run, files, tmp_path):
+def test_a_trained_model_evaluates_and_predicts_alone_as_pipelines_do(run, files, tmp_path, caplog):
+    caplog.set_level("INFO")
     trained = run("--train_file", files / "train.csv", epochs=8).rename(tmp_path / "trained")
     folder = run("--validation_file", files / "dev.csv", "--do_eval", model=trained)
     assert read_metrics(folder)["eval_accuracy"] > 0.6
@@ -277,6 +281,7 @@ def test_a_trained_model_evaluates_and_predicts_alone_as_pipelines_do(run, files
     folder.rename(tmp_path / "evaluated")
     before = files_below(trained)
     folder = run("--test_file", files / "unlabelled.csv", "--do_predict", model=trained)
+    assert f"predictions are in {folder / 'predictions.csv'}." in caplog.text
     assert files_below(trained) == before
     classify = pipeline("text-classification", model=str(trained), device="cpu")
     rows = read_table(folder / "predictions.csv")
@@ -312,6 +317,8 @@ def test_predictions_leave_other_folders_and_runs_alone(run, files, tmp_path):
     report = json.loads((one / "report.json").read_text())
     run(*labelled, "--output_dir", one, model=one)
     added = json.loads((one / "report.json").read_text())
+    run("--train_file", files / "train.csv", "--output_dir", one, epochs=8)  # finished: nothing is lost
+    assert json.loads((one / "report.json").read_text()) == added
     assert added.keys() > report.keys() == {"validation, this model", "validation, always the same"}
     assert read_metrics(one)["test_accuracy"] == added["test, this model"]["accuracy"]
     run(*unlabelled, "--overwrite", "--output_dir", one, model=one)

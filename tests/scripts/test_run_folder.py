@@ -200,8 +200,46 @@ def test_a_full_disk_leaves_nothing_that_is_in_the_way(tmp_path, monkeypatch):
         context.setattr("pathlib.Path.write_text", fill)
         with pytest.raises(OSError, match="No space"), claim_run_folder(tmp_path / "run", identity(), {}):
             pass
-    assert not [path for path in (tmp_path / "run").iterdir() if path.name != ".lock"]
+    assert not (tmp_path / "run").exists()
     assert finish(tmp_path / "run", identity()) == "new"
+    before = files_of(tmp_path / "run")
+    with monkeypatch.context() as context:
+        context.setattr("pathlib.Path.write_text", fill)
+        with (
+            pytest.raises(OSError, match="No space"),
+            claim_run_folder(tmp_path / "run", identity(seed=2), {}, overwrite=True),
+        ):
+            pass
+    assert files_of(tmp_path / "run") | {Path(".lock"): ""} == before | {Path(".lock"): ""}
+
+
+@pytest.mark.parametrize("is_moved", [{"run.json"}, {"run.json", "metrics.json", "arguments.yaml"}])
+def test_what_is_to_be_overwritten_outlives_a_process_killed_as_it_is_set_aside(tmp_path, is_moved):
+    folder = tmp_path / "run"
+    finish(folder, identity())
+    before = files_of(folder)
+    (folder / ".overwritten").mkdir()
+    for name in is_moved:
+        (folder / name).rename(folder / ".overwritten" / name)
+    with pytest.raises(UserError, match="holds another run"):
+        check_run_folder(folder, identity(seed=2))
+    assert check_run_folder(folder, identity(seed=2), overwrite=True) == "new"
+    assert check_run_folder(folder, identity()) == "finished"
+    assert finish(folder, identity()) == "finished"
+    assert files_of(folder) | {Path(".lock"): ""} == before | {Path(".lock"): ""}
+
+
+def test_who_interrupts_an_overwriting_has_the_run_back_and_a_new_one_goes_on(tmp_path):
+    for name, overwrite in (("new", False), ("old", True)):
+        if overwrite:
+            finish(tmp_path / name, identity())
+        with (
+            pytest.raises(KeyboardInterrupt),
+            claim_run_folder(tmp_path / name, identity(seed=2), {}, overwrite),
+        ):
+            raise KeyboardInterrupt
+    assert folder_state(tmp_path / "new", identity(seed=2)) == "resumed"
+    assert folder_state(tmp_path / "old", identity()) == "finished"
 
 
 def test_a_checkpoint_that_was_cut_off_is_passed_over(tmp_path):

@@ -121,6 +121,17 @@ def test_a_run_leaves_tables_forecasts_and_pictures(run, tmp_path, capsys):
     with pytest.raises(UserError, match=r"Which series is .* to continue\? Give --data_file"):
         run(*checkpoint[:2], *lengths, "--do_predict", name="wrong")
 
+    for overrides, message in (
+        (["--config_overrides", "hidden_size=8"], r"hidden_size of the model .* cannot be changed; leave it out"),
+        (["--config_overrides", "no_such_field=3"], "`no_such_field=3` is not field=value"),
+        (["--model_type", "patchtst"], r"--model_type patchtst: the checkpoint .* is a sktformer"),
+    ):
+        with pytest.raises(UserError, match=message):
+            run(*checkpoint, *lengths, "--data_file", file, "--do_train", *overrides, name="wrong")
+    run(*checkpoint, *lengths, "--data_file", file, "--timestamp_column", "when", "--do_train",
+        "--config_overrides", "hidden_dropout_prob=0.3", name="tuned")  # fmt: skip
+    assert json.loads((tmp_path / "tuned" / "horizon-6" / "config.json").read_text())["hidden_dropout_prob"] == 0.3
+
     with pytest.raises(UserError, match=r"made for num_input_channels 2, and 1 is asked for"):
         run(*checkpoint, "--data_file", file, "--target_columns", "north", "--do_train", name="wrong")
     back = tmp_path / "back.csv"
@@ -191,7 +202,7 @@ def test_what_is_not_beaten_is_said_where(tmp_path):
         for horizon, test in ((6, (worse, worse, equal)), (9, (better, worse, worse)))
     }
     text = write_report(tmp_path, "a series", finished, ("It was put in order.",))
-    assert "over all windows." in text
+    assert "over all windows; one seed." in text
     verdicts = [line for line in text.splitlines() if line.startswith("- ")]
     last, _, linear = NAMES
     assert verdicts == [
@@ -231,7 +242,21 @@ def test_it_learns_and_halves_its_rate(run, tmp_path):
         json.loads((path / "config.json").read_text()) for path in (tmp_path / "run" / "horizon-6").glob("seed-*")
     ]
     assert sorted(config["landmark_seed"] for config in seeds) == [42, 43]
-    assert " ± " in (tmp_path / "run" / "forecasting.md").read_text()
+    report = (tmp_path / "run" / "forecasting.md").read_text()
+    assert "over all windows; mean and standard deviation of 2 seeds." in report
+    assert " ± " in report
+
+
+def test_the_best_of_a_search_is_reported_and_not_their_mean(run, tmp_path):
+    rates = ["--search_epochs", "1", "--search_learning_rates", "1e-5", "3e-2", "--search_batch_sizes", "64"]
+    run("--do_train", "--search", "--prediction_length", "6", "9", *rates)
+    results = json.loads((tmp_path / "run" / "forecasting.json").read_text())
+    for horizon in (6, 9):
+        best = max(metrics_of(tmp_path / "run", horizon)["trials"], key=lambda trial: trial["score"])
+        assert results["test"]["this model"][str(horizon)]["mse"] == [best["eval_test_mse"]]
+    report = (tmp_path / "run" / "forecasting.md").read_text()
+    assert "one seed, the best on validation of 2 trials (seed 42, epochs 1, rate 0.03, batch 64)" in report
+    assert " ± " not in report
 
 
 @pytest.mark.parametrize(

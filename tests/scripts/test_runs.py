@@ -26,6 +26,7 @@ def test_runs_are_the_lines_of_a_file(tmp_path):
         ("--run_name a\n--run_name a\n", "line 2"),
         ("--x --run_name\n", "line 1"),
         ("# nothing\n", "names no run"),
+        ("--run_name a\n--run_name b --x don't\n", r"line 2 cannot be split into words \(No closing quotation\)"),
     ],
 )
 def test_runs_without_a_name_of_their_own_are_refused(tmp_path, text, message):

@@ -137,6 +137,14 @@ def test_a_large_corpus_is_sampled_evenly():
     assert max(gaps) <= 2 * 1000 / len(positions) + 1
 
 
+@pytest.mark.parametrize("row", ["one", "ein Fluß", "река течёт", "河水流动", "a b " * 200])
+def test_a_sample_is_counted_in_characters_of_any_script(row):
+    source = TextSource("a", Dataset.from_dict({"text": [row] * 1000}), "a", "row")
+    assert sum(map(len, sample_texts([source], 1000 * len(row)))) == 1000 * len(row)
+    half = sum(map(len, sample_texts([source], 500 * len(row))))
+    assert half == pytest.approx(500 * len(row), rel=0.01)
+
+
 def test_a_row_longer_than_the_cap_is_cut():
     source = TextSource("a", Dataset.from_dict({"text": ["clock " * 10 + "watch " * 10]}), "a", "row")
     assert list(sample_texts([source], 60)) == ["clock " * 10]

@@ -8,10 +8,13 @@ from typing import Any, cast
 
 import pytest
 import torch
+from accelerate.data_loader import prepare_data_loader, skip_first_batches
 from datasets import Dataset
 from filelock import FileLock
 from huggingface_hub.errors import LocalTokenNotFoundError
 from torch import nn
+from torch.utils.data import DataLoader
+from transformers import Trainer
 from transformers.modeling_outputs import SequenceClassifierOutput
 from transformers.trainer_pt_utils import LengthGroupedSampler
 
@@ -237,6 +240,13 @@ def test_the_last_evaluation_is_not_taken_for_the_best_model_s(tmp_path):
     assert trainer.last_evaluation()["step"] == 4
 
 
+@pytest.mark.parametrize(("metric", "expected"), [("perplexity", False), ("mse", False), ("accuracy", True)])
+def test_the_best_perplexity_is_the_lowest(tmp_path, metric, expected):
+    every = ["--eval_strategy", "steps", "--eval_steps", "1", "--save_strategy", "steps", "--save_steps", "1"]
+    flags = [*every, "--load_best_model_at_end", "--metric_for_best_model", metric]
+    assert arguments(tmp_path, *flags).greater_is_better is expected
+
+
 @pytest.mark.parametrize("flags", [["--greater_is_better", "true"], ["--eval_steps", "50", "--save_steps", "50"]])
 def test_what_decides_which_checkpoint_is_kept_decides_the_result(tmp_path, flags):
     best = ["--do_train", "--load_best_model_at_end", "--eval_strategy", "steps", "--save_strategy", "steps"]
@@ -438,7 +448,7 @@ def test_the_order_of_like_lengths_is_that_of_the_seed_and_the_epoch():
 
     def order(seed: int, epoch: int) -> list[int]:
         sampler = LengthsOfEpoch(LengthGroupedSampler(4, lengths=lengths), 8, seed)  # of two devices
-        sampler.set_epoch(epoch)
+        sampler.epoch = epoch
         torch.rand(epoch + 1)
         return list(sampler)
 
@@ -449,6 +459,26 @@ def test_the_order_of_like_lengths_is_that_of_the_seed_and_the_epoch():
     grouped = [lengths[place] for place in order(3, 1)]
     spans = [max(batch) - min(batch) for batch in (grouped[n : n + 8] for n in range(0, 200, 8))]
     assert statistics.mean(spans) < 15  # of 38 in any order
+
+
+def test_two_devices_resume_within_the_order_of_their_epoch(tmp_path, monkeypatch):
+    """accelerate tells no epoch to a sampler below the shards of two devices whose first batches are skipped."""
+    rows = Dataset.from_dict({"input_ids": [[7] * (1 + n % 7) for n in range(40)]})
+    flags = ["--train_sampling_strategy", "group_by_length", "--remove_unused_columns", "false"]
+    trainer = ExperimentTrainer(model=Line(), args=arguments(tmp_path, *flags), train_dataset=rows)
+    trainer.state.max_steps = 1
+    monkeypatch.setattr(Trainer, "_run_epoch", lambda self, train_dataloader, **kwargs: read.extend(train_dataloader))
+
+    def batches(epoch, skipped):
+        read.clear()
+        loader = DataLoader(range(40), batch_size=2, sampler=trainer._get_train_sampler())
+        shard = prepare_data_loader(loader, num_processes=2, process_index=1, put_on_device=False, rng_types=[])
+        trainer._run_epoch(epoch=epoch, train_dataloader=skip_first_batches(shard, skipped))
+        return [batch.tolist() for batch in read]
+
+    read: list = []
+    assert batches(1, 4) == batches(1, 0)[4:]
+    assert batches(1, 4) != batches(0, 4)
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

@@ -150,7 +150,8 @@ def load_texts(
     for name, (source, rows) in sources.items():
         _check_rows(source, rows, columns, label if name != "test" else None)
         values = [None] * len(rows)
-        if label in rows.column_names:
+        # The cells of a test part that has the column and no label are empty, which is no label, and not none of them.
+        if label in rows.column_names and (name != "test" or any(cell not in ("", None) for cell in rows[label])):
             values = read_labels(source, rows, str(label), kind, arguments.label_separator)
         if None in values and name != "test":
             raise UserError(f"{source}: row {values.index(None) + 1} has no label; give it one or leave it out.")
@@ -227,7 +228,7 @@ def _read_files(given_by: str, patterns: Sequence[str], arguments: TextArguments
     """The rows of a table or of .txt files, with what to call them."""
     found = {Path(file).resolve(): file for pattern in patterns for file in find_files(pattern)}
     files = list(found.values())  # each once, also where patterns overlap
-    if all(file.endswith(".txt") for file in files):
+    if all(file.lower().endswith(".txt") for file in files):
         rows = _read_text_files(given_by, files, arguments.label_from_file_name)
         return f"{Path(files[0]).parent} ({len(files)} .txt files)", rows
     if len(files) > 1 or arguments.label_from_file_name:

@@ -89,12 +89,18 @@ def write_report(folder: Path, results: Mapping[str, Mapping[str, float]], is_ad
     """
     Write `report.md` and `.json`, and add what was measured on a labelled test part to the run's metrics.
 
-    If it `is_added` by a prediction, the other rows of a run's report stay, and nothing of an earlier prediction.
+    If it `is_added` by a prediction, the other rows of a run's report stay, and nothing of an earlier prediction;
+    else what that added, as long as the run's metrics have it.
     """
-    known = read_json(folder / "report.json") if is_added and (folder / "report.json").is_file() else {}
-    rows = {row: values for row, values in known.items() if not row.startswith("test, ")} | {**results}
+    known = read_json(folder / "report.json") if (folder / "report.json").is_file() else {}
+    added = {row: values for row, values in known.items() if row.startswith("test, ")}
     if is_added:
+        rows = {row: values for row, values in known.items() if row not in added} | {**results}
         _forget_test_scores(folder)
+    else:
+        metrics = read_json(folder / METRICS_FILE) if (folder / METRICS_FILE).is_file() else {}
+        is_known = any(name.startswith("test_") for name in metrics)
+        rows = {**results} | (added if is_known and not any(row.startswith("test, ") for row in results) else {})
     if not rows:
         for name in ("report.md", "report.json"):
             (folder / name).unlink(missing_ok=True)

@@ -44,13 +44,13 @@ def run_stages(stages: Sequence[Stage], given: Mapping[str, Any], arguments: Com
     fails, a row diverges at every rate, or a row starts from one that is not there.
     """
     chosen: list[dict[str, tuple[str, ...]]] = []
-    starts: set[str] = set()
+    starts: set[str] | None = None  # that the stage behind has; of the last stage every row is run
     for stage in reversed(stages):
         rows = stage.rows()
-        if not starts <= set(rows):
+        if starts is not None and not starts <= set(rows):
             lacking = f"{stage.runs} has no row {', '.join(sorted(starts - set(rows)))}"
             raise UserError(f"{lacking}: every --model_name_or_path must be one of {', '.join(rows)}.")
-        chosen.append({name: row for name, row in rows.items() if not starts or name in starts})
+        chosen.append({name: row for name, row in rows.items() if starts is None or name in starts})
         starts = {start_of(row) for row in chosen[-1].values()} - {""}
     if arguments.parallel_runs > 1:
         # For steps that are timed alone, too: with more threads than in training they would take less time.

@@ -78,10 +78,11 @@ def _curves(task: str, num_steps: int, is_whole: bool = False) -> Table:
     steps = [step for step in CURVE_STEPS if step <= num_steps]
     every = ["--eval_strategy", "steps", "--eval_steps", "500", "--save_strategy", "steps", "--save_steps", "500"]
     if is_whole:
-        runs, rates, note = "lra_curves_short", (1e-3, 3e-3, 6e-3), "- The rates tried are those of a short training."
+        folder, runs, rates = "curves-short", "lra_curves_short", (1e-3, 3e-3, 6e-3)
+        note = "- The rates tried are those of a short training."
     else:
-        runs = "lra_curves_listops" if task == "listops" else "lra_curves"
-        rates, note = _RATES, "- After the warm-up the rate is constant."
+        folder, runs, rates = "curves", "lra_curves_listops" if task == "listops" else "lra_curves", _RATES
+        note = "- After the warm-up the rate is constant."
         every += ["--lr_scheduler_type", "constant_with_warmup"]
     published = ("with", "without") if task in PUBLISHED_TASKS else ()
     rows = {f"{which} smoother (paper)": f"published.curve.{which}" for which in published}
@@ -91,7 +92,7 @@ def _curves(task: str, num_steps: int, is_whole: bool = False) -> Table:
     ]
     title = f"{TASKS[task].title}, {num_steps:,} steps"
     case = Case(title, flags=("--test_curve", "true", *every), max_steps=num_steps)
-    stage = replace(_stage(task, "curves", runs, (*measures, *_costs(rows)), (case,)), learning_rates=rates)
+    stage = replace(_stage(task, folder, runs, (*measures, *_costs(rows)), (case,)), learning_rates=rates)
     curve = Curve("test accuracy", "eval_test_accuracy", "accuracy (%)", 100, baselines=tuple(rows.items()))
     timed = replace(curve, against="minutes of training", baselines=())
     table = _table(task, "learning curves", replace(stage, curves=(curve, timed)))

@@ -211,6 +211,8 @@ class Table:
             raise UserError(f"The table {arguments.table} searches no learning rate; leave {what} out.")
         if any(case.max_steps or case.minutes for case in cases):
             refused |= dict.fromkeys(("max_steps", "num_train_epochs"), "the table says how long its runs are")
+        elif any("num_train_epochs" in stage.recipe() for stage in self.stages):
+            refused["max_steps"] = "the table counts passes, which --num_train_epochs changes"
         for name in refused:
             if name in further:
                 raise UserError(f"--run_flags {arguments.run_flags!r}: leave --{name} out; {refused[name]}.")

@@ -22,7 +22,7 @@ from transformers import (
 
 from experiments.arguments import UserError, explained, flag, require_at_least
 from experiments.fine_tuning import FineTuningTrainer
-from experiments.models import TRAINED_DTYPE, override_fields
+from experiments.models import TRAINED_DTYPE, override_fields, override_trained
 from experiments.sized_models import SizedModelArguments
 from experiments.trials import FineTuningArguments
 from modeling_sktformer import SKTformerConfig, SKTformerForPrediction
@@ -73,10 +73,10 @@ class ForecasterArguments(SizedModelArguments):
 
 def load_config(arguments: ForecasterArguments) -> PreTrainedConfig:
     """
-    The configuration of a trained forecaster.
+    The configuration of a trained forecaster, with another dropout if the arguments override it.
 
     Raises:
-        UserError: if it cannot be had, or is of no forecaster.
+        UserError: if it cannot be had, is of no forecaster or another type, or weights depend on what is overridden.
     """
     name = str(arguments.model_name_or_path)
     # A horizon's folder holds one for each seed, where there are several.
@@ -89,6 +89,9 @@ def load_config(arguments: ForecasterArguments) -> PreTrainedConfig:
     lacking = [n for n in ("context_length", "prediction_length", "num_input_channels") if not hasattr(config, n)]
     if lacking or not str((config.architectures or [""])[0]).endswith("ForPrediction"):
         raise UserError(f"The checkpoint {name} is no forecaster, but a {(config.architectures or ['model'])[0]}.")
+    if arguments.model_type not in ("sktformer", config.model_type):
+        raise UserError(f"--model_type {arguments.model_type}: the checkpoint {name} is a {config.model_type}.")
+    override_trained(name, config, arguments.config_overrides)
     return config
 
 
@@ -117,7 +120,7 @@ def build_forecaster(
         model_class: Any = known[1] if known else AutoModelForTimeSeriesPrediction
         options = {} if known else {"trust_remote_code": arguments.trust_remote_code}
         with explained(f"The checkpoint {name} cannot be loaded"):
-            return model_class.from_pretrained(name, dtype=TRAINED_DTYPE, **options)
+            return model_class.from_pretrained(name, config=config, dtype=TRAINED_DTYPE, **options)
     config_class, model_class, names, published = _PEERS[arguments.model_type]
     fields = arguments.fields()
     with explained(f"No {arguments.model_type} can be made of these fields"):

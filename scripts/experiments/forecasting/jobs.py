@@ -94,6 +94,7 @@ def make_job(
             "lengths": [context, horizon],
             "scaler": [*scaler.mean, *scaler.std],
             "checkpoint": fingerprint_checkpoint(name) if name else describe_config(model),
+            "config": describe_config(model) if name else None,
             "learning_rate_decay": training.learning_rate_decay,
         },
         facts={

@@ -17,6 +17,7 @@ from experiments.forecasting.series import Series
 from experiments.forecasting.windows import Scaler, Windows
 from experiments.model_card import CardFacts, write_card
 from experiments.results import command_line, format_origin, format_table, write_atomically, write_json
+from experiments.trials import counted_trials, describe_trials
 
 
 THIS = "this model"
@@ -27,7 +28,7 @@ _MEASURES = ("mse", "mae")
 
 def summarise(metrics: Mapping[str, Any], prefix: str) -> dict[str, list[float]]:
     """Mean and, of several seeds, standard deviation of a finished job's MSE and MAE; empty if not measured."""
-    trials = metrics.get("trials", [metrics])
+    trials = counted_trials(metrics)
     keys = {name: f"{prefix}{name}" for name in _MEASURES}
     values = {name: [trial[key] for trial in trials] for name, key in keys.items() if key in trials[0]}
     return {n: [statistics.mean(v), *([statistics.stdev(v)] if len(v) > 1 else [])] for n, v in values.items()}
@@ -68,14 +69,17 @@ def write_report(
         tables += ["", f"## {part.capitalize()} windows", "", *format_table(["", *header], cells)]
         results[part] = values
     first = next(iter(finished.values()))
-    seeds = len(first.get("trials", [first]))
+    said: dict[str, str] = {}  # of a search the best is another one at every horizon
+    for horizon, metrics in finished.items():
+        runs = describe_trials(metrics)
+        said[runs] = f"{said[runs]} and {horizon}" if runs in said else str(horizon)
     lines = [
         f"# Forecasts of {title}",
         "",
         f"{first['model_type']}, {first['parameters']:,} parameters at a horizon of {next(iter(finished))}; contexts "
         f"of {first['context_length']} steps. Errors on scaled values, over "
         + ("some of the windows, spread evenly over each part" if first.get("is_sampled") else "all windows")
-        + (f"; mean and standard deviation of {seeds} seeds." if seeds > 1 else "."),
+        + f"; {', '.join(f'{runs} at a horizon of {at}' if len(said) > 1 else runs for runs, at in said.items())}.",
         *tables,
         "",
         *_verdicts(results["test"]),

@@ -19,7 +19,7 @@ from experiments.arguments import UserError, explained, flag
 from experiments.checkpoints import label_names
 from experiments.lra.examples import PAD
 from experiments.lra.tasks import Task
-from experiments.models import TRAINED_DTYPE, known_overrides, override_fields
+from experiments.models import TRAINED_DTYPE, known_overrides, override_fields, override_trained
 from experiments.sized_models import SizedModelArguments
 from modeling_sktformer import SKTformerConfig, SKTformerForSequenceClassification, SKTformerForSequenceMatching
 from modeling_sktformer.losses import classification_loss
@@ -175,7 +175,7 @@ def _load_model(arguments: LraModelArguments, task: Task, is_masked_lm: bool) ->
     if is_masked_lm and has_head:
         raise UserError(f"The model {name} classifies; --mask_probability makes a new model, or goes on with its.")
     _set_dropouts(config, arguments)
-    _set_overrides(name, config, arguments.config_overrides)
+    override_trained(name, config, known_overrides(config, arguments.config_overrides))
     if is_masked_lm:
         return AutoModelForMaskedLM.from_pretrained(name, config=config, dtype=TRAINED_DTYPE)
     if has_head or config.model_type == _SKTFORMER:
@@ -210,16 +210,6 @@ def _set_dropouts(config: PreTrainedConfig, arguments: LraModelArguments) -> Non
     override_fields(sizes, ",".join(o for o in overrides.split(",") if "dropout" in o.partition("=")[0]))
     config.update(comparable_dropouts(config, sizes))
     config.head_config |= {key: value for key, value in vars(sizes).items() if key.endswith(_DROPOUT)}
-
-
-def _set_overrides(name: str, config: PreTrainedConfig, overrides: str | None) -> None:
-    """Set what `--config_overrides` names; a `UserError` if weights depend on it, as on all but dropout."""
-    trained = config.to_dict()
-    override_fields(config, known_overrides(config, overrides))
-    if changed := [key for key, value in config.to_dict().items() if value != trained[key] and "dropout" not in key]:
-        raise UserError(
-            f"--config_overrides: {', '.join(changed)} of the model {name} cannot be changed; leave it out."
-        )
 
 
 def takes_mask(model: PreTrainedModel) -> bool:

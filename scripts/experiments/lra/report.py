@@ -12,6 +12,7 @@ from experiments.lra.tasks import Task
 from experiments.model_card import CardFacts, write_card
 from experiments.plots import open_figure
 from experiments.results import command_line, format_origin, format_table, write_results
+from experiments.trials import counted_trials, describe_trials
 
 
 THIS, SETTING = "this model", "these r, s1, s2 and parts, fixed recipe (paper)"
@@ -24,10 +25,7 @@ def write_report(folder: Path, task: Task, metrics: Mapping[str, Any]) -> str:
     Write `lra.md` and `lra.json`: the test accuracy of a finished job beside the published rows, each with its length,
     split and source. Returns the Markdown.
     """
-    trials, published, noise = metrics.get("trials", [metrics]), metrics["published"], metrics["noise"]
-    is_search = metrics.get("kind") == "search"
-    if is_search:  # the best on validation is the result, and the others are not
-        trials = [trial for trial in trials if trial["name"] == metrics["best"]]
+    trials, published, noise = counted_trials(metrics), metrics["published"], metrics["noise"]
     values = [100 * trial["eval_test_accuracy"] for trial in trials]
     spread = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
     number = trials[0]["eval_test_samples"]
@@ -38,9 +36,6 @@ def write_report(folder: Path, task: Task, metrics: Mapping[str, Any]) -> str:
     known = published["rows"] | ({SETTING: same} if same is not None else {})
     rows += [[name, f"{100 * value:.2f}", where, "as published", "the paper's"] for name, value in known.items()]
     environment = metrics["environment"]
-    runs = f"mean and standard deviation of {len(values)} seeds" if spread else "one seed"
-    if is_search:
-        runs = f"one seed, the best on validation of {len(metrics['trials'])} trials ({metrics['best']})"
     return write_results(
         folder / "lra",
         {"command": command_line(), "task": task.title, "accuracies": values, "published": known}
@@ -49,7 +44,8 @@ def write_report(folder: Path, task: Task, metrics: Mapping[str, Any]) -> str:
         [
             f"# Long Range Arena, {task.title}",
             f"{metrics['model_type']}, {metrics['parameters']:,} parameters, started from {metrics['started_from']}; "
-            f"{runs}. {metrics['measured']}; accuracy in percent, every test example counted once.",
+            f"{describe_trials(metrics)}. {metrics['measured']}; accuracy in percent, every test example counted "
+            "once.",
             "\n".join(format_table(["", "accuracy", "length", "measured on", "data"], rows)),
             format_origin(environment, command_line(), [environment["commit"]]),
         ],

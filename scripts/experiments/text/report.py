@@ -59,4 +59,5 @@ def write_report(
     write_json(folder / "all_results.json", {k: v for k, v in metrics.items() if isinstance(v, int | float)})
     # Last, because a folder with metrics is a finished run.
     write_json(folder / METRICS_FILE, metrics)
-    logger.info("\n%s\n\nCheckpoint, loss.png, README.md and %s are in %s.", table, METRICS_FILE, folder)
+    left = "Checkpoint, loss.png, README.md and metrics.json are" if trainer.args.do_train else "metrics.json is"
+    logger.info("\n%s\n\n%s in %s.", table, left, folder)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Literal, TypeAlias
 
+import pyarrow.compute as arrow
 from datasets import Dataset, IterableDataset
 
 from experiments.arguments import UserError
@@ -22,6 +23,7 @@ _SIDES: tuple[Side, Side] = ("train", "validation")
 _READ_ROWS = 100  # rows that are decoded together; a row may be a whole book
 # A text file may hold no blank line at all; so that it can still be split, longer documents are dealt out in parts.
 _SPLIT_ROWS = 64
+_LONGEST_WORD = 100  # characters; WordPiece reads no longer ones
 
 
 @dataclass(frozen=True)
@@ -53,9 +55,10 @@ class TextSource:
         """About how much text there is, in bytes; `None` if unknown, as it is when streaming."""
         if isinstance(self.rows, IterableDataset) or not self.rows.num_rows:
             return None
-        held_out = self.threshold / 2**64
-        num_rows = round(self.rows.num_rows * {None: 1.0, "train": 1 - held_out, "validation": held_out}[self.side])
-        return self.rows.data.nbytes * num_rows // self.rows.num_rows
+        held_out, column = self.threshold / 2**64, self.rows.data.column(0)
+        num_rows = self.rows.num_rows * {None: 1.0, "train": 1 - held_out, "validation": held_out}[self.side]
+        total = arrow.sum(arrow.binary_length(column)).as_py() or 0  # pyarrow's own count has more than the text
+        return round(total * num_rows / len(column))
 
     def split(self, fraction: float) -> "dict[Side, TextSource]":
         """
@@ -80,8 +83,9 @@ class TextSource:
         place = ends[-1] - max(1, round(fraction * ends[-1]))
         number = next(number for number, end in enumerate(ends) if end > place)
         row, cut = rows[number], place - ends[number] + len(rows[number])
-        while cut and not row[cut - 1].isspace():
-            cut -= 1
+        spaces = [end for end in range(1, cut + 1) if row[end - 1].isspace()]
+        # Text without spaces is cut anywhere, but not inside of what may be a word.
+        cut = spaces[-1] if spaces else cut * (cut > _LONGEST_WORD)
         parts: dict[Side, list[str]]
         parts = {"train": [*rows[:number], row[:cut]], "validation": [row[cut:], *rows[number + 1 :]]}
         if not all(any(text.strip() for text in part) for part in parts.values()):

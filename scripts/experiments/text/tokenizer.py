@@ -100,7 +100,7 @@ def sample_texts(
             if num_kept >= budget:
                 logger.info("Only the first %s characters are read.", f"{budget:,}")
                 break
-            num_seen += len(text)
+            num_seen += len(text.encode())  # as the size is counted
             if num_kept < share * num_seen:
                 yield text[: budget - num_kept]
                 num_kept += len(text)
