@@ -109,13 +109,13 @@ class ExperimentTrainer(Trainer):
         self.state.compute_steps(self.args, max_steps)  # of this start, not of the one that left the checkpoint
         return found
 
-    def _run_epoch(self, *args: Any, epoch: int, **kwargs: Any) -> None:
+    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
         # What the Trainer tells of an epoch does not reach a sampler whose first batches several devices skip.
         if self._lengths is not None:
-            self._lengths.epoch = epoch
+            self._lengths.epoch = kwargs["epoch"]
         # A run that is cut short behind its last checkpoint is resumed within an epoch that has a next batch.
         if self.state.global_step < self.state.max_steps and not self.control.should_training_stop:
-            super()._run_epoch(*args, epoch=epoch, **kwargs)
+            super()._run_epoch(*args, **kwargs)
 
     def last_evaluation(self) -> dict[str, float] | None:
         """What was measured of the model that is left, if that was done behind the last step: not to do it twice."""

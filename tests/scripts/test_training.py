@@ -471,7 +471,7 @@ def test_two_devices_resume_within_the_order_of_their_epoch(tmp_path, monkeypatc
 
     def batches(epoch, skipped):
         read.clear()
-        loader = DataLoader(range(40), batch_size=2, sampler=trainer._get_train_sampler())
+        loader: DataLoader = DataLoader(cast(Any, range(40)), batch_size=2, sampler=trainer._get_train_sampler())
         shard = prepare_data_loader(loader, num_processes=2, process_index=1, put_on_device=False, rng_types=[])
         trainer._run_epoch(epoch=epoch, train_dataloader=skip_first_batches(shard, skipped))
         return [batch.tolist() for batch in read]
