@@ -83,9 +83,9 @@ class TextSource:
         place = ends[-1] - max(1, round(fraction * ends[-1]))
         number = next(number for number, end in enumerate(ends) if end > place)
         row, cut = rows[number], place - ends[number] + len(rows[number])
-        spaces = [end for end in range(1, cut + 1) if row[end - 1].isspace()]
         # Text without spaces is cut anywhere, but not inside of what may be a word.
-        cut = spaces[-1] if spaces else cut * (cut > _LONGEST_WORD)
+        anywhere = cut if cut > _LONGEST_WORD else 0
+        cut = next((end for end in range(cut, 0, -1) if row[end - 1].isspace()), anywhere)
         parts: dict[Side, list[str]]
         parts = {"train": [*rows[:number], row[:cut]], "validation": [row[cut:], *rows[number + 1 :]]}
         if not all(any(text.strip() for text in part) for part in parts.values()):
