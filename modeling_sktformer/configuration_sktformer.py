@@ -44,7 +44,7 @@ class SKTformerConfig(PreTrainedConfig):
         smoother_norm (`"batch_norm"` or `"layer_norm"`):
             Normalisation in the convolution stem: over the batch and the columns at each position (the paper's), or
             over the columns of each token, which couples no samples (the default).
-        smoother_activation (`str`): Activation in the convolution stem.
+        smoother_activation (`str`): Of the convolution stem; also `"elu"`, which later code of the authors has.
         fourier_initializer_scale (`float`):
             Multiplies the initial standard deviation of the Fourier filter, 1 / sqrt(hidden_size) per part.
         use_smoother (`bool`): Off: queries, keys and values are read from the layer norm's output.

@@ -233,8 +233,8 @@ class SKTformerPreTrainedModel(PreTrainedModel):
     _keep_in_fp32_modules_strict = ["running_mean", "running_var", "filter", "pooling"]
 
     def __init__(self, config: SKTformerConfig, *inputs, **kwargs):
-        for name in ("hidden_act", "smoother_activation"):
-            if getattr(config, name) not in ACT2FN:
+        for name, others in (("hidden_act", ()), ("smoother_activation", ("elu",))):
+            if getattr(config, name) not in (*ACT2FN, *others):
                 raise ValueError(f"`{name}` is {getattr(config, name)!r}, which is no activation of transformers.")
         # Fields that `from_pretrained(..., field=value)` sets in a configuration are only checked one by one.
         config.validate()

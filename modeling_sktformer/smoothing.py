@@ -122,7 +122,7 @@ class ConvolutionStem(nn.Module):
         self.convolution = nn.Conv1d(num_columns, width, config.conv_kernel_size, padding=padding)
         has_batch_norm = config.smoother_norm == "batch_norm"
         self.norm = PositionBatchNorm(config) if has_batch_norm else nn.LayerNorm(width, eps=config.layer_norm_eps)
-        self.activation = ACT2FN[config.smoother_activation]
+        self.activation = nn.ELU() if config.smoother_activation == "elu" else ACT2FN[config.smoother_activation]
         self.dropout = Dropout(config.smoother_dropout_prob, config)
 
     def forward(self, columns: torch.Tensor, sequences: Sequences) -> torch.Tensor:

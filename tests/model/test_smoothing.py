@@ -331,6 +331,17 @@ def test_frozen_parts_of_the_smoother_get_no_gradient_and_cost_none(frozen, fold
         assert (parameter.grad is None) == name.startswith(frozen)
 
 
+def test_the_activation_may_be_that_of_the_authors_later_code():
+    states = torch.randn(3, 7, WIDTH, dtype=torch.float64)
+    normed: list = []
+    smoother = make_smoother(smoother_activation="elu")
+    smoother.get_submodule("convolution_stem.norm").register_forward_hook(lambda *call: normed.append(call[-1]))
+    smoothed = smooth(smoother, make_config(), states, None)
+    assert_same([smoothed], [torch.nn.functional.elu(normed[0])])
+    with pytest.raises(ValueError, match="`hidden_act` is 'elu', which is no activation"):
+        SKTformerForMaskedLM(make_config(hidden_act="elu"))
+
+
 def test_hooks_see_what_they_saw(force):
     """The activation and the dropout do not write into what came out of the norm."""
     smoother, seen = make_smoother(), []
