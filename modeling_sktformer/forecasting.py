@@ -8,7 +8,7 @@ Letters in shapes: B batch, L context length, H prediction length, C channels, d
 
 import copy
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -166,6 +166,9 @@ class SKTformerForPrediction(SKTformerPreTrainedModel):
 
     def get_input_embeddings(self) -> nn.Module:
         return self.value_embedding
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        self.value_embedding = cast(nn.Linear, value)
 
     def resize_position_embeddings(self, *args: Any, **kwargs: Any) -> None:
         """Refuse with a `NotImplementedError`: a forecaster reads contexts of one length."""

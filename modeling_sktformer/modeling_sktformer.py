@@ -13,7 +13,7 @@ import difflib
 import inspect
 import os
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import Any, Literal, TypedDict, cast
 
 import torch
@@ -297,9 +297,9 @@ class SKTformerPreTrainedModel(PreTrainedModel):
             config.kernels = kernels
 
     def _configs(self) -> list[SKTformerConfig]:
-        """The configurations of all parts: the layers of a forecaster have one of their own."""
-        found = {id(module.config): module.config for module in self.modules() if hasattr(module, "config")}
-        return [config for config in found.values() if isinstance(config, SKTformerConfig)]
+        """All configurations: a forecaster's layers have their own, and a checkpoint's code may have a class twice."""
+        found: dict[int, Any] = {id(m.config): m.config for m in self.modules() if hasattr(m, "config")}
+        return [c for c in found.values() if getattr(c, "model_type", "") == SKTformerConfig.model_type]
 
     @classmethod
     def from_pretrained(cls, *args, **kwargs):
@@ -335,9 +335,9 @@ class SKTformerPreTrainedModel(PreTrainedModel):
             vars(self.config).clear()
             vars(self.config).update(before)
 
-    def _check_keywords(self, keywords: Iterable[str]) -> None:
-        for keyword in set(keywords) - set(known := SKTformerKwargs.__annotations__):
-            expected = [*inspect.signature(type(self).forward).parameters, *known]
+    def _check_keywords(self, keywords: Mapping[str, Any]) -> None:
+        for keyword in [k for k, v in keywords.items() if v is not None and k not in SKTformerKwargs.__annotations__]:
+            expected = [*inspect.signature(type(self).forward).parameters, *SKTformerKwargs.__annotations__]
             similar = difflib.get_close_matches(keyword, expected, n=1)
             hint = f"; did you mean `{similar[0]}`?" if similar else "."
             raise TypeError(f"SKTformer takes no keyword `{keyword}`{hint}")

@@ -27,7 +27,7 @@ def load_preset(name: str, **overrides: Any) -> SKTformerConfig:
     """
     if name not in available_presets():
         raise ValueError(f"There is no preset `{name}`; the presets are {', '.join(available_presets())}.")
-    if unknown := [field for field in overrides if not hasattr(SKTformerConfig, field)]:
+    if unknown := [f for f in overrides if f != "attn_implementation" and not hasattr(SKTformerConfig, f)]:
         raise ValueError(f"SKTformerConfig has no field `{unknown[0]}`; see its docstring for those that it has.")
     fields = json.loads((_preset_folder() / f"{name}.json").read_text(encoding="utf-8"))
     return SKTformerConfig(**{**fields, **overrides})

@@ -70,6 +70,8 @@ class BenchmarkArguments(MeasurementArguments):
         """Refuse flags of different comparisons, and what a comparison takes no notice of."""
         if sum(map(bool, (self.tokens_per_batch and not self.count, self.made_for, self.count))) > 1:
             raise UserError("--tokens_per_batch, --made_for and --count measure different things; give one of them.")
+        if self.tokens_per_batch and self.batch_size:
+            raise UserError("--tokens_per_batch and --batch_size both say how large a batch is; give one of them.")
         if self.is_of_one_model and self.models not in ([], ["sktformer"]):
             raise UserError(f"--models {' '.join(self.models)}: this measures sktformer alone; leave the flag out.")
         if self.count and (self.modes or self.dropout[1:] or self.num_layers):
@@ -100,7 +102,8 @@ class BenchmarkArguments(MeasurementArguments):
             raise UserError(f"--lengths {' '.join(map(str, self.lengths))}: each must be at least 16 tokens.")
         odd = [str(length) for length in self.lengths if (self.tokens_per_batch or 0) % length]
         if odd:
-            raise UserError(f"--tokens_per_batch {self.tokens_per_batch} is no multiple of --lengths {' '.join(odd)}.")
+            what = f"--tokens_per_batch {self.tokens_per_batch} is no multiple of --lengths {' '.join(odd)}"
+            raise UserError(f"{what}; give other ones{', or --batch_size' if self.count else ''}.")
         if self.made_for and self.lengths[-1] >= self.made_for:
             raise UserError(f"--made_for {self.made_for} must be more than --lengths, which has {self.lengths[-1]}.")
 

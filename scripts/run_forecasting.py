@@ -41,6 +41,9 @@ def main() -> None:
     forecaster, arguments, training = command.groups
     if training.push_to_hub and len(arguments.horizons()) > 1:
         raise UserError("--push_to_hub pushes one model; give one --prediction_length.")
+    if training.resume_from_checkpoint and len(arguments.horizons()) > 1:
+        remedy = "give one --prediction_length, or leave it out for the newest"
+        raise UserError(f"--resume_from_checkpoint names one horizon's; {remedy}.")
     names_own = {"data_file", "dataset_name"} & command.given.keys()
     training.do_predict = training.do_predict or bool(names_own and not set(STAGES) & command.given.keys())
     prepare(training, command.given)

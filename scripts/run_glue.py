@@ -42,6 +42,8 @@ def main() -> None:
     checkpoint, _, glue, training = command.groups
     if training.push_to_hub and len(glue.task_name) > 1:
         raise UserError("--push_to_hub pushes one model; give one task.")
+    if training.resume_from_checkpoint and len(glue.task_name) > 1:
+        raise UserError("--resume_from_checkpoint names one task's; give one task, or leave it out for the newest.")
     progress.prepare(training, command.given)
     run(command)
     if training.should_save:
@@ -55,7 +57,7 @@ def run(command: Command) -> None:
     # Everything that can be wrong with the arguments is found before a folder is touched or a task takes hours.
     shared = checkpoint_identity(checkpoint, lora)
     overwrites = training.overwrite and (training.do_train or training.do_eval)
-    check_output(output, shared["checkpoint"], [name for name in TASKS if not (overwrites and name in names)])
+    check_output(output, shared, [name for name in TASKS if not (overwrites and name in names)])
     waiting: dict[str, dict[str, Any]] = {}
     for task in [TASKS[name] for name in names if training.do_train or training.do_eval]:
         if task.is_regression and training.label_smoothing_factor:
@@ -98,14 +100,18 @@ def task_arguments(task: GlueTask, command: Command) -> dict[str, Any]:
     return {name: value for name, value in started.items() if name not in unused} | {"task_name": [task.name]}
 
 
-def check_output(output: Path, checkpoint: str, names: list[str]) -> None:
-    """Refuse a folder that is a model, or has tasks of another one, which would stand in one table with this one's."""
+def check_output(output: Path, model: dict[str, Any], names: list[str]) -> None:
+    """
+    Refuse a folder that is a model's, or has tasks of another one, which would stand in one table with this one's;
+    `model` is its [`checkpoint_identity`].
+    """
     if (output / "config.json").is_file():
         raise UserError(f"--output_dir {output} is a model's folder; choose another one for the tasks.")
     for name in names:
         file = output / name / RUN_FILE
-        if file.is_file() and read_json(file)["decides"].get("checkpoint") != checkpoint:
-            raise UserError(f"--output_dir {output} holds {name} of another checkpoint; choose another folder.")
+        decides = read_json(file)["decides"] if file.is_file() else model
+        if other := [key for key, value in model.items() if decides.get(key) != value]:
+            raise UserError(f"--output_dir {output} holds {name} of another {other[0]}; choose another folder.")
 
 
 def report(output: Path, checkpoint: CheckpointArguments, predicted: bool) -> None:

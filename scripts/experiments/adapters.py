@@ -1,6 +1,7 @@
 """Low-rank adapters: trained in place of an encoder's weights, and merged into them."""
 
 import importlib
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,10 @@ class LoraArguments:
 
     def __post_init__(self):
         require_at_least(1, self, "lora_rank")
+        if not 0 <= self.lora_dropout < 1:
+            raise UserError(f"--lora_dropout is {self.lora_dropout:g}; it must be at least 0 and less than 1.")
+        if not 0 < self.lora_alpha < math.inf:
+            raise UserError(f"--lora_alpha is {self.lora_alpha:g}; it must be a positive number.")
 
 
 def add_lora(model: PreTrainedModel, arguments: LoraArguments, revision: str = "main") -> Any:

@@ -342,6 +342,8 @@ def test_a_misspelt_keyword_is_an_error(model_class):
 def test_a_misspelt_keyword_is_an_error_in_every_head(model_class):
     model, batch = make_model(model_class), make_batch([12, 7])
     inputs = in_pairs(batch.inputs()) if model_class in PAIR_HEADS else batch.inputs()
+    labels = batch.labels(model_class)
+    assert torch.equal(model(**inputs, **labels, head_mask=None)[0], model(**inputs, **labels)[0])  # as wrappers do
     inputs["atention_mask"] = inputs.pop("attention_mask")
     with pytest.raises(TypeError, match="no keyword `atention_mask`; did you mean `attention_mask`"):
         model(**inputs, **batch.labels(model_class))
@@ -760,6 +762,25 @@ def test_a_class_of_one_s_own_with_a_file_is_saved_with_it(tmp_path, monkeypatch
     assert (tmp_path / "saved" / "mine.py").is_file()
 
 
+def test_switches_work_without_the_package(tmp_path):
+    """Files of a local checkpoint are loaded one by one, and the class of configurations twice."""
+    make_float32_model(SKTformerForMaskedLM).save_pretrained(tmp_path / "saved")
+    program = """
+from transformers import AutoModelForMaskedLM
+model = AutoModelForMaskedLM.from_pretrained(sys.argv[1], trust_remote_code=True)
+model.set_attn_implementation("sdpa")
+model.set_kernels("eager")
+assert (model.config._attn_implementation, model.config.kernels) == ("sdpa", "eager"), model.config
+try:
+    model.set_kernels("nonsense")
+except Exception as error:
+    assert "nonsense" in str(error), error
+else:
+    sys.exit("any word is taken")
+"""
+    run_without_package(program, tmp_path / "saved", folder=tmp_path / "elsewhere")
+
+
 def test_code_in_checkpoints_is_not_run_without_consent(tmp_path):
     make_float32_model(SKTformerModel).save_pretrained(tmp_path / "saved")
     program = """
@@ -808,6 +829,7 @@ def test_the_presets_are_the_published_sizes():
         assert (config.num_hidden_layers, config.hidden_size, config.intermediate_size) == sizes
         assert config.head_dim == 64
         assert config.use_smoother_residual == name.endswith("-best")
+    assert load_preset("sktformer-tiny", attn_implementation="sdpa")._attn_implementation == "sdpa"
 
 
 @pytest.mark.parametrize(

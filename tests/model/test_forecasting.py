@@ -321,6 +321,15 @@ def test_forecasters_are_saved_and_loaded(use_mlp, tmp_path):
     assert torch.equal(loaded(past_values=past)[0], model(past_values=past)[0])
 
 
+def test_the_embedding_of_values_can_be_replaced():
+    model, past = make_forecaster(), make_series()
+    other = torch.nn.Linear(model.value_embedding.in_features, model.config.hidden_size, dtype=torch.float64)
+    before = model(past_values=past)[0]
+    model.set_input_embeddings(other)
+    assert model.get_input_embeddings() is other
+    assert not torch.equal(model(past_values=past)[0], before)
+
+
 def test_landmarks_are_the_same_however_a_forecaster_is_made():
     config = make_forecaster(landmark_seed=5).config
     torch.manual_seed(1)

@@ -321,6 +321,7 @@ def test_results_of_another_script_are_left_alone(quick, text):
         ["--time_limit_s", "nan"],
         ["--compile", "--count"],
         ["--tokens_per_batch", "1000"],
+        ["--tokens_per_batch", "512", "--batch_size", "2"],
         ["--tokens_per_batch", "-512"],
         ["--models", "fnet", "--made_for", "32768"],
         ["--made_for", "512"],

@@ -167,6 +167,11 @@ def test_curves_are_drawn_against_steps_and_time_and_scores_by_row(make, stage, 
     for name in ("test.png", "test-minutes-of-training.png"):
         assert f"({name})" in text
         assert (tmp_path / "results" / name).read_bytes().startswith(b"\x89PNG")
+    lines: dict = {}
+    with monkeypatch.context() as context:
+        context.setattr(report, "plot_mean_curves", lambda curves, *args: lines.update(curves))
+        make([replace(stage, cases=(case,), curves=(replace(curve, against="minutes of training"),))])
+    assert {row: len(seeds) for row, seeds in lines.items()} == {"ours": 2, "theirs": 2}  # one of three has no time
     counted = replace(stage, cases=(case,), curves=(replace(curve, against="trillion multiply-adds"),))
     text, _ = make([counted])
     assert ".png" not in text  # the runs have not counted any

@@ -221,7 +221,9 @@ def _plot_curves(name: str, stage: Stage, case: Case, outcomes: Outcomes, folder
     for curve in stage.curves:
         words = [name, case.key if len(stage.cases) > 1 else "", "" if curve is stage.curves[0] else curve.against]
         file = "-".join(filter(None, words)).replace(" ", "-") + ".png"
-        curves = {row: [curve.points(metrics) for metrics in of_row] for row, of_row in measured.items()}
+        points = {row: [curve.points(metrics) for metrics in of_row] for row, of_row in measured.items()}
+        # A seed that was resumed behind its last step has no time to be drawn against.
+        curves = {row: drawn for row, of_row in points.items() if (drawn := list(filter(None, of_row)))}
         over = "mean {} over the seeds, with their range" if _has_seeds(outcomes) else "{}, one seed"
         title = f"{case.title}: {over.format(curve.title)}"
         longest = max((x for of_row in curves.values() for points in of_row for x, _ in points), default=0)

@@ -153,11 +153,16 @@ def write_predictions(folder: Path, task: GlueTask, split: str, indices: Iterabl
 
 def delete_predictions(output: Path, task: GlueTask) -> None:
     """Delete what an earlier model of a task has predicted, its diagnostics too, and the archive that holds it."""
-    parts = (task, *([DIAGNOSTICS] if task.name == "mnli" else []))
-    files = [output / "submission" / f"{name}.tsv" for part in parts for name in part.submission.values()]
+    files = [output / "submission" / name for name in _prediction_files(task)]
     for file in files if any(file.exists() for file in files) else []:
         file.unlink(missing_ok=True)
         (output / "submission.zip").unlink(missing_ok=True)
+
+
+def _prediction_files(task: GlueTask) -> list[str]:
+    """The files of what a task's model predicts: MNLI's also the diagnostics."""
+    parts = (task, *([DIAGNOSTICS] if task.name == "mnli" else []))
+    return [f"{name}.tsv" for part in parts for name in part.submission.values()]
 
 
 def pack_submission(folder: Path, archive: Path) -> list[str]:
@@ -169,7 +174,7 @@ def pack_submission(folder: Path, archive: Path) -> list[str]:
     replaced = [
         task for place, task in places.items() if (place / RUN_FILE).is_file() and not trials.trial_folders(place)
     ]
-    outdated = {f"{name}.tsv" for task in replaced for name in task.submission.values()}
+    outdated = {name for task in replaced for name in _prediction_files(task)}
     files = sorted(file for file in folder.glob("*.tsv") if file.name not in outdated)
     with replace_file(archive) as unfinished, zipfile.ZipFile(unfinished, "w", zipfile.ZIP_DEFLATED) as packed:
         for file in files:

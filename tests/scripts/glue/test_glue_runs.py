@@ -20,8 +20,10 @@ import run_glue
 from experiments import training
 from experiments.arguments import UserError
 from experiments.fine_tuning import FineTuningTrainer
+from experiments.glue.jobs import pack_submission
 from experiments.glue.tasks import TASKS
-from experiments.run_folder import find_checkpoint
+from experiments.results import write_atomically
+from experiments.run_folder import RUN_FILE, find_checkpoint
 from support.glue_rows import files_below, make_rows, make_tokenizer, read_metrics, write_rows, write_tasks
 from support.glue_runs import SCRIPT, Stopped, run, save_other_architecture, stop, stop_at_step
 
@@ -306,9 +308,14 @@ def test_a_run_is_never_overwritten_unasked(tmp_path, recipe, monkeypatch, every
         with pytest.raises(UserError, match=message):
             run(monkeypatch, "--recipe", recipe, "--task_name", "cola", *more)
         assert files_below(folder) == before
-    with pytest.raises(UserError, match="holds cola of another checkpoint"):
-        run(monkeypatch, "--recipe", recipe, "--task_name", "rte", "--model_name_or_path", everything / "qnli")
-    assert files_below(folder) == before
+    for other, message in (
+        (["--model_name_or_path", everything / "qnli"], "holds cola of another checkpoint"),
+        (["--config_overrides", "classifier_pooling=mean"], "holds cola of another config_overrides"),
+        (["--task_name", "rte", "cola", "--resume_from_checkpoint", folder], "names one task's; give one task"),
+    ):
+        with pytest.raises(UserError, match=message):
+            run(monkeypatch, "--recipe", recipe, "--task_name", "rte", *other)
+        assert files_below(folder) == before
     with pytest.raises(UserError, match="would delete"):
         run(monkeypatch, "--recipe", recipe, "--task_name", "cola", "--model_name_or_path", folder / "cola",
             "--overwrite")  # fmt: skip
@@ -341,6 +348,13 @@ def test_predictions_are_of_the_model_that_is_there(tmp_path, recipe, monkeypatc
     run(monkeypatch, "--recipe", recipe, "--task_name", "cola", *other, "--overwrite")
     assert [path.name for path in folder.rglob("*.tsv")] == ["RTE.tsv"]
     assert not (folder / "submission.zip").exists()
+
+
+def test_the_diagnostics_of_a_replaced_model_are_not_submitted(tmp_path):
+    for name in ("AX", "CoLA", "MNLI-m", "MNLI-mm"):
+        write_atomically(tmp_path / "submission" / f"{name}.tsv", "index\tprediction\n")
+    write_atomically(tmp_path / "mnli" / RUN_FILE, "{}")
+    assert pack_submission(tmp_path / "submission", tmp_path / "submission.zip") == ["CoLA.tsv"]
 
 
 def test_what_a_run_reads_is_not_deleted(tmp_path, recipe, monkeypatch, tasks):
