@@ -110,8 +110,9 @@ def check_output(output: Path, model: dict[str, Any], names: list[str]) -> None:
     for name in names:
         file = output / name / RUN_FILE
         decides = read_json(file)["decides"] if file.is_file() else model
-        if other := [key for key, value in model.items() if decides.get(key) != value]:
-            raise UserError(f"--output_dir {output} holds {name} of another {other[0]}; choose another folder.")
+        for key in (key for key, value in model.items() if decides.get(key) != value):
+            values = "" if key == "checkpoint" else f" ({decides.get(key)} there, {model[key]} here)"
+            raise UserError(f"--output_dir {output} holds {name} of another {key}{values}; choose another folder.")
 
 
 def report(output: Path, checkpoint: CheckpointArguments, predicted: bool) -> None:

@@ -310,7 +310,7 @@ def test_a_run_is_never_overwritten_unasked(tmp_path, recipe, monkeypatch, every
         assert files_below(folder) == before
     for other, message in (
         (["--model_name_or_path", everything / "qnli"], "holds cola of another checkpoint"),
-        (["--config_overrides", "classifier_pooling=mean"], "holds cola of another config_overrides"),
+        (["--config_overrides", "classifier_pooling=mean"], r"overrides \(None there, classifier_pooling=mean here"),
         (["--task_name", "rte", "cola", "--resume_from_checkpoint", folder], "names one task's; give one task"),
     ):
         with pytest.raises(UserError, match=message):

@@ -343,7 +343,7 @@ def test_adapters_are_trained_searched_and_predict(tmp_path, recipe, monkeypatch
     weights = adapter.parent.parent / "model.safetensors"
     assert list(folder.rglob("model.safetensors")) == [weights]
     assert (tmp_path / "run" / "submission" / "SST-2.tsv").is_file()
-    with pytest.raises(UserError, match=r"lora: .* there, None here"):
+    with pytest.raises(UserError, match=r"holds sst2 of another lora \(.* there, None here\)"):
         run(monkeypatch, "--recipe", recipe, *(flag for flag in more if flag != "--lora"))
     # Where the best weights are gone nothing else answers in their place.
     weights.unlink()
