@@ -24,7 +24,7 @@ from typing import TypedDict
 import torch
 from torch import nn
 
-from .kernels import Dropout, is_plain
+from .kernels import Dropout, computes_as_written, is_plain
 from .sequences import Landmarks, Sequences, draw_permutation
 
 
@@ -113,7 +113,8 @@ class SkeletonAttention(nn.Module):
         # Few landmarks give a token fewer coefficients than it has columns: to read them takes less than to project.
         few = not self.config.use_token_attention or self.config.num_landmark_tokens < self.head_dim
         plain = all(is_plain(projection, nn.Linear) for projection in (self.query, self.key, self.value))
-        read = self._read_weights if few and plain and not self.is_fused() else self._project
+        as_written = computes_as_written(self.config, hidden_states.shape[0], hidden_states.device) or self.is_fused()
+        read = self._read_weights if few and plain and not as_written else self._project
         coefficients = read(hidden_states, sequences, landmarks)
         contexts = []
         # Transposed as they are returned and back, so that what is returned is what the outputs are computed from.

@@ -21,7 +21,9 @@ from typing import NamedTuple, cast
 
 import torch
 from torch import nn
+from transformers.utils.import_utils import is_tracing
 
+from .kernels import computes_as_written
 from .lengthening import short_transform_length
 from .sequences import Sequences
 
@@ -30,7 +32,6 @@ from .sequences import Sequences
 MAX_PRODUCT_POSITIONS = 512
 # What processors and GPUs multiply while they read or write a value, in round figures.
 MULTIPLY_ADDS_PER_VALUE = 64
-LAUNCH_BOUND_VALUES = 1 << 24  # which a GPU passes over about as fast as it is given the next operator
 
 
 class Waves(NamedTuple):
@@ -56,15 +57,13 @@ def choose_circle(config, batch_size: int, sequences: Sequences, dtype: torch.dt
     Choose how a batch is convolved by counting multiply-adds: the length of the circle, and whether stems are folded.
 
     Inputs much shorter than the model's N are convolved around a shorter circle, to the same result up to rounding, so
-    that they cost about what they cost in a model made for their length ([`~lengthening.shorten_filter`]). Waves are
-    made in the filters' dtype on the hidden states' device. On a GPU small batches take the way of the fewest
-    operators. With `config.kernels="eager"` nothing is chosen by the batch, whose size changes roundings.
+    that they cost about what they cost in a model made for their length ([`~lengthening.shorten_filter`]), but not
+    where a batch is computed as written. Waves are made in the filters' dtype on the hidden states' device.
     """
     length, longest = sequences.length, config.max_position_embeddings
     is_read = config.use_smoother and config.use_fourier_convolution
-    is_small = device.type not in ("cpu", "meta") and batch_size * longest * config.hidden_size <= LAUNCH_BOUND_VALUES
-    if not is_read or is_small or config.kernels == "eager" or torch.compiler.is_compiling() or torch.jit.is_tracing():
-        # A graph serves many lengths: a choice would bind it to those of its example.
+    # A graph serves many lengths: a choice would bind it to those of its example.
+    if not is_read or is_tracing() or computes_as_written(config, batch_size, device):
         return Circle(longest)
     num_positions = min(
         {longest, short_transform_length(length, longest)},

@@ -30,8 +30,7 @@ def shorten_filter(filter: torch.Tensor, num_positions: int, new_num_positions: 
     Equation 5 (Section 3.2) is a circular sum, y[t] = sum over s of k[(t - s) mod N] x[s], which reads no lag but
     -(S - 1) .. S - 1 for inputs of S tokens. The lags that fit into N' positions are kept as they are and the others
     left out, so the result is the paper's for every S with 2 S - 1 <= N', and another function for longer inputs.
-    Unlike [`resize_filter`], which makes a filter to keep and splits or joins lag N / 2 for that, this is one step of
-    a forward pass. Time O(d N log N), whatever the number of sequences.
+    This is one step of a forward pass, in time O(d N log N), whatever the number of sequences.
 
     Returns filters `(d, F', 2)` in float32 at least, or for N' = N those given.
     """

@@ -39,14 +39,11 @@ from .sequences import Landmarks, SequencePooling, Sequences, TokenPlaces, draw_
 from .smoothing import FourierConvolution, Smoother
 
 
+_HEADS = ("MaskedLM", "SequenceClassification", "TokenClassification", "QuestionAnswering", "MultipleChoice")
 AUTO_MAP = {
     "AutoConfig": "configuration_sktformer.SKTformerConfig",
     "AutoModel": "modeling_sktformer.SKTformerModel",
-    "AutoModelForMaskedLM": "modeling_sktformer.SKTformerForMaskedLM",
-    "AutoModelForSequenceClassification": "modeling_sktformer.SKTformerForSequenceClassification",
-    "AutoModelForTokenClassification": "modeling_sktformer.SKTformerForTokenClassification",
-    "AutoModelForQuestionAnswering": "modeling_sktformer.SKTformerForQuestionAnswering",
-    "AutoModelForMultipleChoice": "modeling_sktformer.SKTformerForMultipleChoice",
+    **{f"AutoModelFor{head}": f"modeling_sktformer.SKTformerFor{head}" for head in _HEADS},
     "AutoModelForNextSentencePrediction": "modeling_sktformer.SKTformerForSequenceMatching",
 }
 
@@ -285,10 +282,10 @@ class SKTformerPreTrainedModel(PreTrainedModel):
 
     def set_kernels(self, kernels: Literal["auto", "eager"]) -> None:
         """
-        Choose what computes a batch: `"auto"` kernels and forms that are faster for it, `"eager"` plain code alone.
+        Choose what computes a batch: `"auto"` kernels and forms that are faster for it, `"eager"` the plain equations.
 
-        What stands beside a sequence in a batch of the same shape changes no bit of its outputs, with either. Another
-        number of sequences changes roundings alone, and with `"eager"` not which operators compute them.
+        What stands beside a sequence in a batch of the same shape changes no bit of it. Another number of sequences
+        changes roundings alone, and with `"eager"` not which operators compute them.
 
         Raises:
             huggingface_hub.errors.StrictDataclassFieldValidationError: for anything else.

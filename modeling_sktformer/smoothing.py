@@ -108,11 +108,7 @@ def convolve_tokens(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tens
 
 
 class ConvolutionStem(nn.Module):
-    """
-    Short convolution over the Fourier convolution and its input, normalised and activated (Algorithm 2).
-
-    Conv1d -> layer norm over columns, or the paper's batch norm over positions -> activation -> dropout.
-    """
+    """Short convolution over the Fourier convolution and its input, norm, activation and dropout (Algorithm 2)."""
 
     def __init__(self, config):
         super().__init__()
@@ -157,11 +153,7 @@ class ConvolutionStem(nn.Module):
 
 
 class Smoother(nn.Module):
-    """
-    Fourier convolution and convolution stem (Section 3.2, Algorithm 2).
-
-    With the stem switched off it returns the sum of the Fourier convolution and its input.
-    """
+    """Fourier convolution and convolution stem (Section 3.2, Algorithm 2); the sum with its input without a stem."""
 
     def __init__(self, config):
         super().__init__()

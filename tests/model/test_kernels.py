@@ -14,8 +14,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers.utils.logging import info_once
 
 from modeling_sktformer import SKTformerForSequenceClassification, SKTformerModel, circle, kernels, load_preset
+from modeling_sktformer import attention as attention_module
 from modeling_sktformer.attention import SkeletonAttention
-from modeling_sktformer.kernels import Dropout, choose_kernel, is_plain
+from modeling_sktformer.kernels import Dropout, choose_kernel, computes_as_written, is_plain
 from modeling_sktformer.position_batch_norm import PositionBatchNorm
 from modeling_sktformer.sequences import Landmarks, Sequences
 from support.builders import assert_equal, gradients, make_batch, make_config, make_model
@@ -253,6 +254,33 @@ def test_plain_code_computes_a_sequence_alone_as_in_every_batch(preset):
     for other in others:
         assert torch.equal(other, first)
     assert (narrower - first).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta", "cuda", "mps"])
+def test_equations_are_computed_as_written_on_request_and_in_small_batches_on_a_gpu(device, monkeypatch):
+    config, device = make_config(), torch.device(device)
+    small = kernels.LAUNCH_BOUND_VALUES // (config.max_position_embeddings * config.hidden_size)
+    is_gpu = device.type in ("cuda", "mps")
+    assert [computes_as_written(config, size, device) for size in (1, small, small + 1)] == [is_gpu, is_gpu, False]
+    config.kernels = "eager"
+    assert computes_as_written(config, small + 1, device)
+    monkeypatch.setattr("torch.compiler.is_compiling", lambda: True)
+    assert computes_as_written(config, small + 1, device)
+    config.kernels = "auto"  # a graph serves batches of every size
+    assert not computes_as_written(config, 1, device)
+
+
+@pytest.mark.parametrize("reason", ["on request", "in small batches on a GPU"])
+def test_what_is_computed_as_written_reads_no_weights(reason, monkeypatch):
+    model = make_classifier()
+    expected = training_step(model)
+    if reason == "on request":
+        model.set_kernels("eager")
+    else:
+        for module in (attention_module, circle):
+            monkeypatch.setattr(module, "computes_as_written", lambda *arguments: True)
+    monkeypatch.delattr(SkeletonAttention, "_read_weights")
+    assert_equal(training_step(model), expected)
 
 
 # Modules whose weights are read

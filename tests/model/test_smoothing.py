@@ -12,6 +12,7 @@ from modeling_sktformer import (
     SKTformerForMaskedLM,
     SKTformerForSequenceClassification,
     circle,
+    kernels,
     modeling_sktformer,
     smoothing,
 )
@@ -442,7 +443,7 @@ def test_small_batches_on_a_gpu_take_the_way_of_the_fewest_operators(device, is_
     force(True, False)
     monkeypatch.setattr(circle, "make_waves", lambda *arguments: "waves")
     config = make_config(max_position_embeddings=64)
-    num_small = circle.LAUNCH_BOUND_VALUES // (64 * config.hidden_size)
+    num_small = kernels.LAUNCH_BOUND_VALUES // (64 * config.hidden_size)
     for batch_size, expected in ((num_small, is_folded), (num_small + 1, True)):
         chosen = choose_circle(config, batch_size, Sequences(12), torch.float32, torch.device(device))
         assert chosen == (64, "waves" if expected else None)

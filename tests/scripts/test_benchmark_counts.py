@@ -209,7 +209,7 @@ def test_plain_code_is_counted_alike_in_every_batch():
         ]
         for name in ("sktformer", "sktformer-eager")
     )
-    assert plain_alone == plain_together == alone > together
+    assert plain_alone == plain_together > alone > together
 
 
 def test_small_batches_are_counted_as_a_gpu_computes_them():
@@ -220,6 +220,20 @@ def test_small_batches_are_counted_as_a_gpu_computes_them():
     )
     assert on_gpu == plain
     assert on_gpu["multiply_adds"] > on_processor["multiply_adds"]
+    assert on_gpu["forward_operators"] < on_processor["forward_operators"]
+
+
+def test_compiled_models_are_counted_in_the_form_of_a_graph():
+    """Which convolves the columns, as plain code does, and reads the attention's weights, as processors do."""
+    on_processor, compiled, plain = (
+        count_layer(replace(workload(name), size="base", length=512, positions=512), setting)["multiply_adds"]
+        for name, setting in (
+            ("sktformer", SETTING),
+            ("sktformer", replace(SETTING, compile=True)),
+            ("sktformer-eager", replace(SETTING, compile=True)),
+        )
+    )
+    assert on_processor < compiled < plain
 
 
 def test_defaults_of_counting():

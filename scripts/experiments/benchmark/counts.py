@@ -1,10 +1,12 @@
 """What a layer of each model asks of a device, counted on the meta device ([`~experiments.counting`]), as a table."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from inspect import signature
 from itertools import product
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch.autograd.graph import saved_tensors_hooks
@@ -16,7 +18,7 @@ from experiments.benchmark.measurement import failure_reason
 from experiments.benchmark.models import MODELS, PRECISIONS, SIZES, Setting, Workload
 from experiments.counting import FusedAttention, OperatorCounter, storage_of
 from experiments.results import format_table
-from modeling_sktformer.circle import LAUNCH_BOUND_VALUES
+from modeling_sktformer.kernels import computes_as_written
 
 
 LEGEND = (
@@ -56,13 +58,14 @@ def count_step(workload: Workload, setting: Setting) -> dict[str, float]:
     with torch.device("meta"), FusedAttention(), torch.set_grad_enabled(is_training):
         model: Any = models.build_model(workload.model, models.build_config(workload, setting.num_layers))
         model.to(PRECISIONS[setting.precision]).train(is_training)
-        if workload.model.startswith("sktformer"):
-            values = workload.batch_size * workload.positions * model.config.hidden_size
-            if setting.compile or (setting.device == "cuda" and values <= LAUNCH_BOUND_VALUES):
-                model.set_kernels("eager")  # the form that it takes then
+        if workload.model.startswith("sktformer") and not setting.compile:
+            if computes_as_written(model.config, workload.batch_size, torch.device(setting.device)):
+                model.set_kernels("eager")  # which a meta device would not be known to need
         if setting.padded and not takes_mask(workload.model, model):
             raise ValueError("takes no mask")
-        with saved_tensors_hooks(keep, lambda tensor: tensor), counter:
+        # Models look whether they are part of a graph, which has a form of its own.
+        graph = patch("torch.compiler.is_compiling", return_value=True) if setting.compile else nullcontext()
+        with saved_tensors_hooks(keep, lambda tensor: tensor), counter, graph:
             loss = model(**inputs).loss
         forward = counter.operators
         if is_training:

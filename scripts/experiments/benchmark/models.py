@@ -33,7 +33,7 @@ class Encoder:
 MODELS = {
     "sktformer": Encoder("SKTformer", "sktformer", "layer norm in the smoother, where the paper has batch norm."),
     "sktformer-eager": Encoder(
-        "SKTformer (eager)", "sktformer", 'kernels="eager": no kernel, and every batch convolved as in a graph of it.'
+        "SKTformer (eager)", "sktformer", 'kernels="eager": no kernel, and every batch computed as written.'
     ),
     "sktformer-sdpa": Encoder("SKTformer (SDPA)", "sktformer", 'attn_implementation="sdpa".'),
     "sktformer-best": Encoder("SKTformer, -best", "sktformer", "with the addition of the presets -best."),
