@@ -44,10 +44,9 @@ def is_plain(module: nn.Module, kind: type[nn.Module]) -> bool:
     own = vars(module).get("forward")  # the class's own once accelerate has taken its hook off again
     if type(module) is not kind or any(hooks) or (own and getattr(own, "__func__", None) is not kind.forward):
         return False
-    # Exporters put tensors of a type of their own in the place of all parameters.
-    any_type = torch.compiler.is_exporting()
-    parameters = module._parameters.values()
-    return all(each is not None and (any_type or type(each) is nn.Parameter) for each in parameters)
+    # The last two are what exporters put in the place of parameters.
+    plain = ("Parameter", "FakeTensor", "FunctionalTensor")
+    return all(each is not None and type(each).__name__ in plain for each in module._parameters.values())
 
 
 class Kernel(NamedTuple):

@@ -285,7 +285,8 @@ class SKTformerPreTrainedModel(PreTrainedModel):
         Choose what computes a batch: `"auto"` kernels and forms that are faster for it, `"eager"` the plain equations.
 
         What stands beside a sequence in a batch of the same shape changes no bit of it. Another number of sequences
-        changes roundings alone, and with `"eager"` not which operators compute them.
+        changes roundings alone, and with `"eager"` not which operators compute them. Models that were made from one
+        configuration object share the choice.
 
         Raises:
             huggingface_hub.errors.StrictDataclassFieldValidationError: for anything else.

@@ -63,7 +63,7 @@ class PositionBatchNorm(nn.Module):
         if not _is_recomputing():
             count = num_tokens * states.shape[-1]
             unbiased = variance.detach() * count / (count - 1).clamp(min=1)
-            step = self.momentum * (count > 0)
+            step = (count > 0).to(count.dtype) * self.momentum
             for running, new in ((self.running_mean, mean.detach()), (self.running_var, unbiased)):
                 head = running[: mean.shape[0]]
                 head.add_(step.to(running.dtype) * (new.to(running.dtype) - head))

@@ -107,9 +107,8 @@ class TokenPlaces:
         if attention_mask is None:
             return None
         mask = attention_mask.bool()
-        if mask.device.type == "cpu" and not is_tracing() and bool(mask.all()):
-            return None
-        return cls(mask)
+        has_values = not (is_tracing(mask) or torch._C._functorch.is_functorch_wrapped_tensor(mask))
+        return None if mask.device.type == "cpu" and has_values and bool(mask.all()) else cls(mask)
 
     def to_front(self, values: torch.Tensor | None) -> torch.Tensor | None:
         """Bring `(B or 1, S, ...)` into the order of the ranks."""
@@ -122,7 +121,7 @@ class TokenPlaces:
 
     def in_place(self) -> bool:
         """Whether all padding is on the right, so that nothing moves; unknown in graphs. Waits for the device."""
-        return not is_tracing() and torch.equal(self.token_mask, self.token_mask.gather(1, self.ranks))
+        return not is_tracing(self.ranks) and torch.equal(self.token_mask, self.token_mask.gather(1, self.ranks))
 
 
 def _gather(values: torch.Tensor, index: torch.Tensor, dim: int) -> torch.Tensor:

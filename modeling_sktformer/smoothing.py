@@ -167,7 +167,8 @@ class Smoother(nn.Module):
         stem, fourier_convolution = self.convolution_stem, self.fourier_convolution
         if fourier_convolution is None:
             return hidden_states if stem is None else stem(hidden_states, sequences)
-        if stem is not None and circle.waves is not None:
+        in_full = torch.promote_types(hidden_states.dtype, torch.float32)  # where FSDP has not cast the waves
+        if stem is not None and circle.waves is not None and circle.waves.shifts.dtype == in_full:
             parts = {stem: ConvolutionStem, stem.convolution: nn.Conv1d, fourier_convolution: FourierConvolution}
             if all(map(is_plain, parts, parts.values())):
                 return stem.forward_folded(hidden_states, fourier_convolution, sequences, circle)

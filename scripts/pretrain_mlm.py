@@ -4,14 +4,15 @@ Pre-train a masked language model: SKTformer, or another architecture of transfo
     accelerate launch scripts/pretrain_mlm.py
     accelerate launch scripts/pretrain_mlm.py --recipe configuration/pretrain/processor.yaml \\
         --train_file corpus.txt --output_dir runs/mine
-    accelerate launch scripts/pretrain_mlm.py --model_name_or_path runs/mine --train_file corpus.txt \\
-        --max_seq_length 4096 --output_dir runs/mine-long
+    accelerate launch scripts/pretrain_mlm.py --recipe configuration/pretrain/adapt.yaml \\
+        --model_name_or_path runs/mine --train_file corpus.txt --max_seq_length 4096 \\
+        --per_device_train_batch_size 1 --output_dir runs/mine-long
     accelerate launch scripts/pretrain_mlm.py \\
         --recipe configuration/pretrain/base.yaml configuration/pretrain/wikitext103_bookscorpus.yaml
 
 Without any argument it is the quick start of configuration/pretrain/quickstart.yaml; a command that names something,
-but no recipe, takes the paper's, configuration/pretrain/base.yaml. Starting the same command again goes on with a run
-that was cut short, and --max_steps may have grown meanwhile.
+but no recipe, takes the paper's million steps, configuration/pretrain/base.yaml. Starting the same command again goes
+on with a run that was cut short, and --max_steps may have grown meanwhile.
 """
 
 import logging
@@ -168,9 +169,7 @@ def train(
     logger.info("\nMasked words of the evaluation text:")
     examples = show_predictions(trainer, blocks)
     if training.do_train:
-        # As a step of the Trainer's own, which does not push yet: the card and the metrics are still to come.
-        trainer.save_model(_internal_call=True)
-        trainer.save_state()
+        trainer.save_finished()
     if trainer.is_world_process_zero():
         write_report(trainer, metrics, corpus, examples[0], recorded_arguments(command.given))
     progress.finish_trackers(training)

@@ -23,7 +23,7 @@ class TokenizerArguments:
 
     output_dir: str = flag(MISSING, "Folder to write the tokenizer to.")
     vocab_size: int = flag(30522, "Largest number of tokens, special tokens included.")
-    lowercase: bool = flag(True, "Make the text lower case and strip its accents.")
+    lowercase: bool = flag(True, "Lower case without accents; --no_lowercase keeps both.")
     min_frequency: int = flag(2, "How often a token must occur to be made.")
     max_characters: int = flag(MAX_CHARACTERS, "Train on so much text, spread evenly (of a stream: its beginning).")
     model_max_length: int | None = flag(None, "Tokens that the model takes, to which the tokenizer truncates.")

@@ -205,6 +205,7 @@ def run_trial(job: Job, trial: Trial, arguments: dict[str, Any], announces: bool
     if trains:
         resumed = args.resume_from_checkpoint if holds_checkpoint(trial) else find_checkpoint(trial.folder)
         trained |= trainer.train(resume_from_checkpoint=resumed).metrics | timer.metrics()
+        PartialState().wait_for_everyone()  # until all have loaded the best checkpoint, which the first deletes
         trained["train_samples"] = len(job.splits["train"])
         if keeps_best:
             trained["best_step"] = trainer.state.best_global_step
@@ -214,9 +215,7 @@ def run_trial(job: Job, trial: Trial, arguments: dict[str, Any], announces: bool
     if trains and hasattr(model, "merge_and_unload"):
         trainer.model = model = merge_adapters(model, trial.folder / "adapter" if args.should_save else None)
     if trains:
-        # As a step of the Trainer's own, which does not push yet: the card and the metrics are still to come.
-        trainer.save_model(_internal_call=True)
-        trainer.save_state()
+        trainer.save_finished()
     if trainer.is_world_process_zero():
         values = ("num_train_epochs", "learning_rate") if trains else ()
         result = {

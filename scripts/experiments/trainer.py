@@ -5,16 +5,19 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import torch
+from torch import nn
 from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_pt_utils import LengthGroupedSampler
 from transformers.trainer_utils import EvalLoopOutput
 
 from experiments.arguments import UserError
 from experiments.training import global_batch
+from modeling_sktformer.modeling_sktformer import SKTformerLayer
 
 
 _TIMED_STEPS = 10_000  # the last steps of a run, whose times are kept
@@ -40,12 +43,31 @@ class ExperimentTrainer(Trainer):
 
     _lengths: LengthsOfEpoch | None = None  # the sampler of training, where batches have like lengths
 
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        plugin, trained = getattr(self.accelerator.state, "fsdp_plugin", None), cast(nn.Module, self.model)
+        if plugin is not None and any(isinstance(module, SKTformerLayer) for module in trained.modules()):
+            # Of what a device may not split, FSDP would share out the embeddings, too, which the decoder has as well.
+            plugin.transformer_cls_names_to_wrap = plugin.transformer_cls_names_to_wrap or [SKTformerLayer.__name__]
+
+    def save_finished(self) -> None:
+        """
+        Save the model that is left, as a step of the Trainer's own, which does not push yet: the card and the metrics
+        are still to come. A `UserError` if nothing was written, as by FSDP, which keeps the weights in pieces.
+        """
+        self.save_model(_internal_call=True)
+        self.save_state()
+        if self.is_world_process_zero() and not any(Path(str(self.args.output_dir)).glob("*.safetensors*")):
+            remedy = "set FSDP's state_dict_type to FULL_STATE_DICT and start the command again"
+            raise UserError(f"No weights were written to {self.args.output_dir}; {remedy}: no step is trained twice.")
+
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
         """Evaluate; the generators of training are afterwards where they were, however often there is evaluation."""
         # Running statistics of a batch norm differ between processes after a step; the first one's are saved.
         if torch.distributed.is_initialized():
             for buffer in self.accelerator.unwrap_model(self.model).buffers():
-                torch.distributed.broadcast(buffer, src=0)
+                if buffer.device.type == self.args.device.type:  # not so of a model that is still to be shared out
+                    torch.distributed.broadcast(buffer, src=0)
         devices = [self.args.device] if self.args.device.type == "cuda" else []
         with torch.random.fork_rng(devices):
             return super().evaluation_loop(*args, **kwargs)
@@ -151,7 +173,7 @@ class StepTimer(TrainerCallback):
 
     def _mark(self, device: torch.device) -> Any:
         """Now: of the clock, or of a GPU when it gets there."""
-        if device.type not in ("cuda", "mps"):
+        if device.type == "cpu":
             return time.perf_counter()
         event = getattr(torch, device.type).Event(enable_timing=True)
         event.record()

@@ -81,6 +81,9 @@ class RunArguments(TrainingArguments):
         if self.bf16_full_eval or self.fp16_full_eval:
             unused = "--bf16_full_eval and --fp16_full_eval"
             raise UserError(f"{unused} would leave the model in half precision; evaluate with --bf16 or --fp16.")
+        if self.auto_find_batch_size:
+            remedy = "lower --per_device_train_batch_size, which --global_batch_size leaves the batch of a step"
+            raise UserError(f"--auto_find_batch_size would change the batch on the way, and so the run; {remedy}.")
         if self.save_only_model:
             raise UserError(
                 "--save_only_model leaves no run that could go on; --save_total_limit keeps fewer instead."

@@ -6,7 +6,9 @@ import onnxruntime
 import pytest
 import torch
 import torch._dynamo
+from torch import nn
 from torch.export import Dim
+from torch.testing._internal.two_tensor import TwoTensor
 
 from modeling_sktformer import (
     SKTformerForMaskedLM,
@@ -101,6 +103,17 @@ def test_graphs_compute_nothing_of_the_full_width(monkeypatch):
         layer.compile(backend="eager", fullgraph=True)
     assert_equal(model(**example).last_hidden_state, expected)
     assert not projected
+
+
+def test_exports_call_projections_whose_weights_know_few_operations(monkeypatch):
+    """As those of quantised models."""
+    model, example = make_model(SKTformerModel).eval(), make_batch([12, 7, 3]).inputs()
+    for layer in model.encoder.layers:
+        for projection in (layer.attention.query, layer.attention.key, layer.attention.value):
+            weight = projection.weight.detach()
+            projection.weight = nn.Parameter(TwoTensor(weight, weight.clone()), requires_grad=False)
+    monkeypatch.delattr(SkeletonAttention, "_read_weights")
+    torch.export.export(model, (), example)
 
 
 @pytest.mark.parametrize("side", ["right", "left"])

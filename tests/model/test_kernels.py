@@ -457,21 +457,33 @@ def test_torch_says_when_it_recomputes():
     assert torch.equal(norm.running_mean, counted)
 
 
-def test_function_transforms_give_the_gradients_of_each_sample():
+@pytest.mark.parametrize("lengths", [None, [16, 9, 16]], ids=["whole", "masked"])
+def test_function_transforms_give_the_gradients_of_each_sample(lengths):
     model = make_classifier(smoother_norm="layer_norm")
     parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
     states = torch.randn(3, 16, model.config.hidden_size, dtype=torch.float64)
+    masks = () if lengths is None else ((torch.arange(16) < torch.tensor(lengths)[:, None]).long(),)
 
-    def loss(weights, sample):
-        outputs = torch.func.functional_call(model, (weights, buffers), kwargs={"inputs_embeds": sample[None]})
-        return outputs.logits.square().sum()
+    def loss(weights, sample, mask=None):
+        inputs = {"inputs_embeds": sample[None], "attention_mask": None if mask is None else mask[None]}
+        return torch.func.functional_call(model, (weights, buffers), kwargs=inputs).logits.square().sum()
 
-    together = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(parameters, states)
+    in_dims = (None, 0) if lengths is None else (None, 0, 0)
+    together = torch.func.vmap(torch.func.grad(loss), in_dims=in_dims)(parameters, states, *masks)
     for row, sample in enumerate(states):
         model.zero_grad()
-        loss(parameters, sample).backward()
+        loss(parameters, sample, *(mask[row] for mask in masks)).backward()
         for name, gradient in gradients(model).items():
             assert_equal(together[name][row], gradient, name)
+
+
+def test_the_fused_kernel_drops_in_training_alone():
+    layer, states = make_attention(attention_probs_dropout_prob=0.5), make_states()
+    layer.config._attn_implementation = "sdpa"
+    layer.eval()
+    assert_identical(attend(layer, states), attend(layer, states))
+    layer.train()
+    assert not torch.equal(attend(layer, states), attend(layer, states))
 
 
 # Dropout

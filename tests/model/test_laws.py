@@ -480,6 +480,15 @@ def test_accumulated_losses_add_up_to_the_loss_of_the_whole_batch(model_class):
     assert_equal(sum(parts), whole)
 
 
+@pytest.mark.parametrize("problem_type", ["regression", "multi_label_classification"])
+def test_accumulated_losses_of_numbers_and_of_several_labels_add_up(problem_type):
+    logits, labels = torch.randn(4, 3, dtype=torch.float64), torch.rand(4, 3, dtype=torch.float64)
+    whole = classification_loss(logits, labels, problem_type)
+    rows = slice(0, 1), slice(1, 4)
+    parts = [classification_loss(logits[part], labels[part], problem_type, labels.numel()) for part in rows]
+    assert_equal(sum(parts), whole)
+
+
 @pytest.mark.parametrize("folded", [False, True], ids=["direct", "folded"])
 @all_smoothers
 def test_no_tensor_grows_with_the_square_of_the_length(smoother, folded, monkeypatch):

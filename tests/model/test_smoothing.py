@@ -242,6 +242,18 @@ def smooth(smoother: Smoother, config, states: torch.Tensor, token_mask: torch.T
     return sequences.zero_padding(smoother(states, sequences, around))
 
 
+def test_waves_that_were_cast_on_the_way_fold_nothing(force):
+    """As FSDP casts all that is given to a layer: products of frequencies want more digits than that leaves."""
+    force(folded=True, short=False)
+    smoother, states = make_smoother(), make_inputs(4, 12)
+    sequences, around = circle_for(make_config(), states)
+    waves = around.waves
+    assert waves is not None
+    cast = waves._replace(analysis=None, synthesis=None, shifts=waves.shifts.bfloat16(), ends=waves.ends.bfloat16())
+    expected = smoother(states, sequences, Circle(around.num_positions))
+    assert torch.equal(smoother(states, sequences, Circle(around.num_positions, cast)), expected)
+
+
 # Lengths of one token, fewer than taps, all of a short circle, as many as fit without one, and the model's.
 @pytest.mark.parametrize(
     ("num_positions", "length"), [(1, 1), (33, 1), (33, 2), (33, 12), (33, 18), (33, 33), (32, 3), (32, 8), (32, 32)]

@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 import torch
 from accelerate.data_loader import prepare_data_loader, skip_first_batches
+from accelerate.state import AcceleratorState
 from datasets import Dataset
 from filelock import FileLock
 from huggingface_hub.errors import LocalTokenNotFoundError
@@ -33,6 +34,7 @@ from experiments.training import (
     training_identity,
     upload_run,
 )
+from modeling_sktformer import SKTformerForMaskedLM, load_preset
 
 
 def arguments(tmp_path, *flags):
@@ -213,6 +215,16 @@ def test_what_does_not_decide_the_result_may_change(tmp_path, flags):
         ["--lr_scheduler_type", "cosine"],
         ["--max_grad_norm", "2"],
         ["--label_smoothing_factor", "0.1"],
+        ["--data_seed", "1"],
+        ["--lr_scheduler_type", "cosine_with_min_lr", "--lr_scheduler_kwargs", '{"min_lr": 1e-5}'],
+        ["--optim", "sgd"],
+        ["--optim_args", "betas=0"],
+        ["--adam_beta1", "0.8"],
+        ["--adam_beta2", "0.98"],
+        ["--adam_epsilon", "1e-6"],
+        ["--neftune_noise_alpha", "5"],
+        ["--train_sampling_strategy", "group_by_length"],
+        ["--dataloader_drop_last", "true"],
     ],
     ids=lambda flags: flags[0],
 )
@@ -268,6 +280,7 @@ def test_what_decides_which_checkpoint_is_kept_decides_the_result(tmp_path, flag
         (["--seed", "-1"], "--seed -1"),
         (["--prediction_loss_only", "True"], "need all predictions at once"),
         (["--save_only_model"], "--save_only_model .*--save_total_limit"),
+        (["--auto_find_batch_size"], "--auto_find_batch_size .*--per_device_train_batch_size"),
         (["--fp16", "--use_cpu"], "--fp16 needs an accelerator; leave it out, or give --bf16 with --use_cpu"),
     ],
 )
@@ -481,7 +494,40 @@ def test_two_devices_resume_within_the_order_of_their_epoch(tmp_path, monkeypatc
     assert batches(1, 4) != batches(0, 4)
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_run_whose_weights_are_kept_in_pieces_is_not_finished(tmp_path, monkeypatch):
+    trainer = ExperimentTrainer(model=Line(), args=arguments(tmp_path))
+    trainer.save_finished()
+    assert (tmp_path / "run" / "model.safetensors").is_file()
+    (tmp_path / "run" / "model.safetensors").unlink()
+    monkeypatch.setattr(Trainer, "save_model", lambda self, **options: None)
+    with pytest.raises(UserError, match=r"No weights were written .*FULL_STATE_DICT"):
+        trainer.save_finished()
+
+
+@pytest.mark.parametrize(("named", "wrapped"), [(None, ["SKTformerLayer"]), (["SKTformerMLP"], ["SKTformerMLP"])])
+def test_fsdp_shares_out_layers(tmp_path, monkeypatch, named, wrapped):
+    plugin = types.SimpleNamespace(transformer_cls_names_to_wrap=named, activation_checkpointing=False)
+    monkeypatch.setattr(AcceleratorState, "fsdp_plugin", plugin, raising=False)
+    ExperimentTrainer(model=Line(), args=arguments(tmp_path))
+    assert plugin.transformer_cls_names_to_wrap == named
+    model = SKTformerForMaskedLM(load_preset("sktformer-tiny", vocab_size=10))
+    ExperimentTrainer(model=model, args=arguments(tmp_path))
+    assert plugin.transformer_cls_names_to_wrap == wrapped
+
+
+def test_evaluation_shares_the_buffers_that_are_on_the_device(tmp_path, monkeypatch):
+    model, shared = Line(), []
+    model.register_buffer("there", torch.ones(1))
+    trainer = ExperimentTrainer(model=model, args=arguments(tmp_path))
+    model.register_buffer("elsewhere", torch.ones(2, device="meta"))
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "broadcast", lambda buffer, src: shared.append((len(buffer), src)))
+    monkeypatch.setattr(Trainer, "evaluation_loop", lambda self: "evaluated")
+    assert trainer.evaluation_loop() == "evaluated"
+    assert shared == [(1, 0)]
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda", "xpu"])
 def test_steps_are_timed_by_what_does_them(device, monkeypatch):
     """The clock on a processor; of a GPU, which works behind it, the events that it passes."""
 
@@ -499,7 +545,8 @@ def test_steps_are_timed_by_what_does_them(device, monkeypatch):
             now["waited"] += 1
 
     now = {"clock": 0.0, "gpu": 0.0, "waited": 0}
-    monkeypatch.setattr(torch.cuda, "Event", Event)
+    for kind in (torch.cuda, torch.xpu):
+        monkeypatch.setattr(kind, "Event", Event)
     monkeypatch.setattr(trainer_module.time, "perf_counter", lambda: now["clock"])
     timer = StepTimer()
     args: Any = types.SimpleNamespace(device=torch.device(device))
@@ -508,5 +555,5 @@ def test_steps_are_timed_by_what_does_them(device, monkeypatch):
         timer.on_step_begin(args, None, None)
         now["clock"] += seconds
         timer.on_step_end(args, None, None)
-    assert timer.metrics()["step_time_ms"] == {"cpu": 2000.0, "cuda": 3.0}[device]
-    assert now["waited"] == (device == "cuda")
+    assert timer.metrics()["step_time_ms"] == (2000.0 if device == "cpu" else 3.0)
+    assert now["waited"] == (device != "cpu")

@@ -171,6 +171,8 @@ def make_inputs(workload: Workload, setting: Setting) -> dict[str, torch.Tensor]
 def make_step(workload: Workload, setting: Setting) -> Callable[[], None]:
     """A step of one model, waiting for its device: forward, backward and AdamW's update, or a forward pass alone."""
     is_training = workload.mode == "training"
+    # Convolutions have it by default and products have not: models would be timed in different precisions.
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32
     model: Any = build_model(workload.model, build_config(workload, setting.num_layers))
     model = model.to(setting.device, PRECISIONS[setting.precision]).train(is_training)
     inputs = make_inputs(workload, setting)
