@@ -23,6 +23,7 @@ from experiments.benchmark.models import (
     performer_attention,
     unsupported_reason,
 )
+from modeling_sktformer.kernels import Dropout
 
 
 TINY = Setting(num_layers=1, precision="float32", compile=False, device="cpu")
@@ -167,6 +168,9 @@ def test_plain_code_has_a_row_of_its_own():
         if name.startswith("sktformer")
     }
     assert [name for name, value in attentions.items() if value == "sdpa"] == ["sktformer-sdpa"]
+    model = build_model("sktformer-no-kernel", build_config(workload("sktformer-no-kernel"), 1))
+    dropouts = {m.config.kernels for m in model.modules() if isinstance(m, Dropout)}
+    assert (dropouts, model.config.kernels) == ({"eager"}, "auto")
     assert build_sizes("lra").hidden_size == 64
     assert (build_sizes("base").hidden_size, build_sizes("base", 2).num_hidden_layers) == (768, 2)
 

@@ -7,6 +7,7 @@ their papers have them, as attention of BERT's layers.
 Letters in shapes: B batch, S tokens, H heads, h width of a head, k projected length, m random features.
 """
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -19,6 +20,7 @@ from transformers.utils import logging
 
 from experiments.architectures import length_fields, resize_config
 from modeling_sktformer import SKTformerConfig, available_presets, load_preset
+from modeling_sktformer.kernels import Dropout
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,7 @@ MODELS = {
     "sktformer-eager": Encoder(
         "SKTformer (eager)", "sktformer", 'kernels="eager": no kernel, and every batch computed as written.'
     ),
+    "sktformer-no-kernel": Encoder("SKTformer (no kernel)", "sktformer", "PyTorch's dropout on processors, too."),
     "sktformer-sdpa": Encoder("SKTformer (SDPA)", "sktformer", 'attn_implementation="sdpa".'),
     "sktformer-best": Encoder("SKTformer, -best", "sktformer", "with the addition of the presets -best."),
     "bert-eager": Encoder("BERT (eager)", "bert"),
@@ -138,7 +141,10 @@ def build_model(name: str, config: PreTrainedConfig) -> PreTrainedModel:
         for function in ("fourier_transform", "iterative_inv"):  # FNet's and Nyströmformer's know no smaller types
             if compute := getattr(module, function, None):
                 setattr(module, function, _in_float32(compute))
-        if isinstance(module, BertSelfAttention) and name == "performer":
+        if isinstance(module, Dropout) and name == "sktformer-no-kernel":
+            module.config = copy.deepcopy(config)  # its own: the form is that of the model
+            module.config.kernels = "eager"
+        elif isinstance(module, BertSelfAttention) and name == "performer":
             features = draw_orthogonal_features(config.num_random_features, module.attention_head_size)
             module.register_buffer("features", features)
         elif isinstance(module, BertSelfAttention) and name == "linformer":
