@@ -135,6 +135,8 @@ def test_noise_is_uniform_bounded_and_seeded(arrays):
     assert abs(difference[inside].std() - 16 / 12**0.5) < 0.05
     assert noisy["train"].fingerprint() == images.add_noise(parts, 8, seed=1)["train"].fingerprint()
     assert noisy["train"].fingerprint() != images.add_noise(parts, 8, seed=2)["train"].fingerprint()
+    same = images.add_noise(dict.fromkeys(parts, parts["test"]), 8, seed=1)
+    assert len({examples.fingerprint() for examples in same.values()}) == 3  # no part shares the noise of another
 
 
 def test_pictures_are_read_from_the_hub(arrays, tmp_path):
@@ -184,6 +186,13 @@ def test_what_is_made_is_made_once(task_name, generate, tmp_path, monkeypatch):
     assert [again[part].fingerprint() for part in again] == [first[part].fingerprint() for part in first]
     with pytest.raises(pytest.fail.Exception, match="made again"):
         load_parts(replace(arguments, generation_seed=1))
+
+
+def test_every_part_has_its_own_limit():
+    limits = {"max_train_samples": 7, "max_eval_samples": 3, "max_predict_samples": 5}
+    arguments = LraArguments(task_name="retrieval", stand_in=True, num_generated=100, max_seq_length=60, **limits)
+    lengths = {part: len(examples) for part, examples in load_parts(arguments).items()}
+    assert lengths == {"train": 7, "validation": 3, "test": 5}
 
 
 def test_pictures_that_are_none_are_refused(arrays, tmp_path):

@@ -575,7 +575,7 @@ def test_every_trial_is_a_run_in_trackers(tmp_path, monkeypatch):
     assert ended == ["mine bytes seed 3", "mine bytes seed 4", "bytes seed 3"]
 
 
-def test_a_new_head_begins_where_texts_differ(tmp_path):
+def test_a_new_head_begins_where_texts_differ(tmp_path, monkeypatch):
     sizes: dict[str, Any] = {"hidden_size": 16, "num_hidden_layers": 1, "intermediate_size": 16, "num_labels": 3}
     bert: Any = BertForSequenceClassification(BertConfig(num_attention_heads=2, **sizes))
     ours, examples = make_job().build_model(), make_examples(64, 1)
@@ -586,7 +586,12 @@ def test_a_new_head_begins_where_texts_differ(tmp_path):
         model.eval()(**pad(list(examples)))
         assert torch.allclose(outputs[0].mean(dim=0), torch.zeros(1), atol=1e-4)
         assert torch.allclose(outputs[0].std(dim=0, correction=0), torch.ones(1), atol=1e-3)
-    run(tmp_path / "run", calibrate_head=True, learning_rate=0.0)
+    job, seen = make_job(), []
+    monkeypatch.setattr(
+        fine_tuning, "calibrate_head", lambda model, *rest: seen.append(rest[0]) or calibrate_head(model, *rest)
+    )
+    run(tmp_path / "run", job, calibrate_head=True, learning_rate=0.0)
+    assert seen == [job.splits["train"]]
     assert weights(tmp_path / "run")["classifier.pooling.scale"].max() < 1
     with pytest.raises(UserError, match="calibrate_head: True there, none here"):
         run(tmp_path / "run", learning_rate=0.0)
@@ -638,3 +643,6 @@ def test_data_is_told_apart_by_what_stands_in_it():
     assert fingerprint_rows(rows) == fingerprint_rows(Dataset.from_list(rows.to_list()))
     others = [rows.select(range(4)), rows.rename_column("label", "labels"), make_examples(5, 2), rows.select([1, 0])]
     assert len({fingerprint_rows(*parts) for parts in [[rows], [rows, rows], *([other] for other in others)]}) == 6
+    many = list(range(1500))
+    changed = [*many[:1200], 0, *many[1201:]]
+    assert len({fingerprint_rows(Dataset.from_dict({"n": numbers})) for numbers in (many, changed)}) == 2
