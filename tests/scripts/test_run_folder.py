@@ -213,14 +213,24 @@ def test_a_full_disk_leaves_nothing_that_is_in_the_way(tmp_path, monkeypatch):
     assert files_of(tmp_path / "run") | {Path(".lock"): ""} == before | {Path(".lock"): ""}
 
 
-@pytest.mark.parametrize("is_moved", [{"run.json"}, {"run.json", "metrics.json", "arguments.yaml"}])
-def test_what_is_to_be_overwritten_outlives_a_process_killed_as_it_is_set_aside(tmp_path, is_moved):
-    folder = tmp_path / "run"
+@pytest.mark.parametrize("count", [1, 3])
+def test_what_is_to_be_overwritten_outlives_a_process_killed_as_it_is_set_aside(tmp_path, monkeypatch, count):
+    folder, iterdir, rename = tmp_path / "run", Path.iterdir, Path.rename
     finish(folder, identity())
-    before = files_of(folder)
-    (folder / ".overwritten").mkdir()
-    for name in is_moved:
-        (folder / name).rename(folder / ".overwritten" / name)
+    before, moved = files_of(folder), []
+
+    def move(path, target):
+        if len(moved) == count:
+            raise KeyboardInterrupt
+        moved.append(path.name)
+        return rename(path, target)
+
+    with monkeypatch.context() as context:
+        context.setattr(Path, "iterdir", lambda path: iter(sorted(iterdir(path))))
+        context.setattr(Path, "rename", move)
+        with pytest.raises(KeyboardInterrupt):
+            finish(folder, identity(seed=2), overwrite=True)
+    assert len(moved) == len(list((folder / ".overwritten").iterdir())) == count
     with pytest.raises(UserError, match="holds another run"):
         check_run_folder(folder, identity(seed=2))
     assert check_run_folder(folder, identity(seed=2), overwrite=True) == "new"
@@ -243,18 +253,29 @@ def test_who_interrupts_an_overwriting_has_the_run_back_and_a_new_one_goes_on(tm
 
 
 def test_a_checkpoint_that_was_cut_off_is_passed_over(tmp_path):
-    for step, state in ((2, "{}"), (4, '{"epoch": 1.'), (6, None), (10, "")):
+    for step, state in ((8, "{}"), (10, "{}"), (12, '{"epoch": 1.'), (14, None), (20, "")):
         folder = tmp_path / f"checkpoint-{step}"
         folder.mkdir()
         if state is not None:
             (folder / "trainer_state.json").write_text(state)
-    assert find_checkpoint(tmp_path) == str(tmp_path / "checkpoint-2")
+    assert find_checkpoint(tmp_path) == str(tmp_path / "checkpoint-10")
     assert find_checkpoint(tmp_path / "nowhere") is None
 
 
-def test_results_are_whole_and_json(tmp_path):
-    write_atomically(tmp_path / "a" / "file.txt", "text")
-    assert os.listdir(tmp_path / "a") == ["file.txt"]
+def test_results_are_whole_and_json(tmp_path, monkeypatch):
+    file, write_text = tmp_path / "a" / "file.txt", Path.write_text
+    write_atomically(file, "text")
+
+    def fill(path, text, **options):
+        write_text(path, text[:2], **options)
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as context:
+        context.setattr(Path, "write_text", fill)
+        with pytest.raises(OSError, match="No space"):
+            write_atomically(file, "other")
+    assert file.read_text() == "text"
+    assert os.listdir(file.parent) == ["file.txt"]
     with pytest.raises(ValueError, match="JSON"):
         write_json(tmp_path / "metrics.json", {"loss": float("nan")})
     assert not (tmp_path / "metrics.json").exists()
