@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from experiments.arguments import UserError
+from experiments.forecasting import baselines as baselines_module
 from experiments.forecasting.baselines import LAST, LINEAR, NAMES, SEASONAL, Baselines
 from experiments.forecasting.benchmarks import BENCHMARKS, PAPER
 from experiments.forecasting.forecasters import collate, compute_metrics
@@ -521,6 +522,19 @@ def test_the_linear_baseline_finds_a_linear_rule():
     assert Baselines(parts, 1, silent=True).measure("test")[LINEAR]["mse"] < 1e-6
 
 
+def test_the_linear_baseline_is_held_back_as_is_best_on_validation(monkeypatch):
+    noise = np.random.default_rng(0).normal(size=120)
+    _, parts = make_parts(make_series("s", table(120, a=noise, b=noise[::-1]), None, None), 30, 5)
+
+    def error(*penalties):
+        monkeypatch.setattr(baselines_module, "_PENALTIES", penalties)
+        return Baselines(parts, 1, silent=True).measure("validation")[LINEAR]["mse"]
+
+    penalties = baselines_module._PENALTIES
+    errors = [error(penalty) for penalty in penalties]
+    assert error(*penalties) == min(errors) < 0.98 * errors[0]
+
+
 def test_baselines_of_gaps_and_constants():
     rows = table(120, b=[3.0] * 120)
     rows.loc[100:104, "a"] = np.nan
@@ -539,6 +553,8 @@ def test_metrics_weigh_values_alike():
     assert metrics["mae"] == pytest.approx((sums[:, 1] / 12).mean())
     assert metrics["score"] == pytest.approx(1 - metrics["mse"])
     assert metrics["legacy_mse"] == pytest.approx((sums[:64, 0] / 12).mean())
+    full = compute_metrics(type("", (), {"predictions": sums[:64], "label_ids": counts[:64]})())
+    assert (full["legacy_mse"], full["legacy_mae"]) == (full["mse"], full["mae"])
     assert "legacy_mse" not in compute_metrics(type("", (), {"predictions": sums[:9], "label_ids": counts[:9]})())
 
 

@@ -3,6 +3,8 @@
 import csv
 import json
 import sys
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -12,11 +14,21 @@ from transformers import AutoConfig
 
 import run_forecasting
 from experiments.arguments import UserError, load_recipe, parse_args, parse_command, recipes_behind
-from experiments.forecasting.baselines import NAMES
+from experiments.forecasting import jobs, report
+from experiments.forecasting.baselines import LAST, NAMES, Baselines
 from experiments.forecasting.benchmarks import BENCHMARKS
-from experiments.forecasting.forecasters import ForecasterArguments, build_forecaster
-from experiments.forecasting.report import write_report
-from experiments.results import describe_environment
+from experiments.forecasting.forecasters import (
+    ForecasterArguments,
+    ForecastingArguments,
+    ForecastingTrainer,
+    build_forecaster,
+    forecast,
+    load_best,
+)
+from experiments.forecasting.report import draw_windows, write_report
+from experiments.forecasting.series import make_synthetic, read_file
+from experiments.forecasting.windows import Scaler, SeriesArguments, make_windows
+from experiments.results import describe_environment, write_json
 from experiments.run_folder import METRICS_FILE
 from experiments.runs import read_runs
 
@@ -59,6 +71,11 @@ def metrics_of(folder, horizon=6):
     return json.loads((folder / f"horizon-{horizon}" / METRICS_FILE).read_text())
 
 
+def future_of(folder):
+    """What `forecast.csv` of a run at a horizon of 6 says, without the timestamps."""
+    return pd.read_csv(folder / "horizon-6" / "forecast.csv").to_numpy()[:, 1:].astype(float)
+
+
 def test_a_run_leaves_tables_forecasts_and_pictures(run, tmp_path, capsys):
     file = write_series(tmp_path / "s.csv")
     flags = ["--data_file", file, "--timestamp_column", "when", "--do_train", "--do_eval", "--do_predict"]
@@ -87,6 +104,8 @@ def test_a_run_leaves_tables_forecasts_and_pictures(run, tmp_path, capsys):
     card = (folder / "README.md").read_text()
     assert "AutoModelForTimeSeriesPrediction.from_pretrained" in card
     assert "language:" not in card
+    for pair in metrics["baselines"]["test"].values():
+        assert f"| {pair['mse']:.4f} | {pair['mae']:.4f} |" in card
 
     # A finished run is left alone, and its forecaster forecasts another file as it is.
     before = (folder / "model.safetensors").stat().st_mtime_ns
@@ -99,6 +118,16 @@ def test_a_run_leaves_tables_forecasts_and_pictures(run, tmp_path, capsys):
     rows = list(csv.reader((tmp_path / "new" / "horizon-6" / "forecast.csv").open()))
     assert rows[0] == ["when", "north", "south"]
     assert rows[1][0] == "2024-01-03 12:00:00"
+    # In the scale that it was trained in, whatever the scale of the file is.
+    tenfold = pd.read_csv(new)
+    tenfold[["north", "south"]] *= 10
+    tenfold.to_csv(tmp_path / "tenfold.csv", index=False)
+    run(*checkpoint, *lengths, "--data_file", str(tmp_path / "tenfold.csv"), "--do_predict", name="tenfold")
+    scaler = Scaler.from_pretrained(tmp_path / "run" / "horizon-6")
+    past = scaler.apply(read_file(str(tmp_path / "tenfold.csv"), "when", ["north", "south"]))[-24:]
+    model = load_best(tmp_path / "run" / "horizon-6", ForecasterArguments())
+    expected = scaler.restore(forecast(model, {"past_values": torch.tensor(past, dtype=torch.float32)[None]})[0])
+    np.testing.assert_allclose(future_of(tmp_path / "tenfold"), expected, rtol=1e-5)
     (tmp_path / "seeds" / "horizon-6" / "seed-0").mkdir(parents=True)
     (tmp_path / "seeds" / "horizon-6" / "seed-0" / "config.json").write_text("{}")
     with pytest.raises(UserError, match=r"seeds holds a forecaster in each of horizon-6/seed-0; give one"):
@@ -225,8 +254,62 @@ def test_gaps_are_trained_and_forecast_with_a_mask(run, tmp_path, model_type):
     run(*flags, "--do_train", "--do_predict", "--mask_missing")
     metrics = metrics_of(tmp_path / "run")
     assert np.isfinite([metrics["eval_test_mse"], metrics["eval_loss"]]).all()
-    rows = list(csv.reader((tmp_path / "run" / "horizon-6" / "forecast.csv").open()))
-    assert np.isfinite(np.array(rows[1:])[:, 1:].astype(float)).all()
+    folder = tmp_path / "run" / "horizon-6"
+    scaler, model = Scaler.from_pretrained(folder), load_best(folder, ForecasterArguments())
+    past = torch.tensor(scaler.apply(read_file(file, "when", None))[None, -24:], dtype=torch.float32)
+    window = {"past_values": past.nan_to_num(), "past_observed_mask": ~past.isnan()}
+    read, filled = (scaler.restore(forecast(model, inputs)[0]) for inputs in (window, {"past_values": past.nan_to_num()}))
+    np.testing.assert_allclose(future_of(tmp_path / "run"), read, rtol=1e-5, atol=1e-6)
+    assert not np.allclose(read, filled, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(("kind", "power"), [("mse", 2), ("mae", 1)])
+def test_losses_and_errors_are_those_of_what_was_observed(tmp_path, kind, power):
+    arguments = ForecasterArguments(model_config=json.dumps(SIZES), config_overrides=f"loss={kind}")
+    model = build_forecaster(arguments, 24, 6, 2).eval()
+    training = ForecastingArguments(output_dir=str(tmp_path), use_cpu=True, report_to=[])
+    window = {"past_values": torch.randn(3, 24, 2), "past_observed_mask": torch.ones(3, 24, 2, dtype=torch.bool)}
+    window |= {"future_values": torch.randn(3, 6, 2), "future_observed_mask": torch.rand(3, 6, 2) < 0.6}
+    loss, sums, counts = ForecastingTrainer(model=model, args=training).prediction_step(model, window, False)
+    errors, observed = forecast(model, window) - window["future_values"].numpy(), window["future_observed_mask"].numpy()
+    kept = [of_window[known] for of_window, known in zip(errors, observed, strict=True)]
+    assert counts.tolist() == [len(of_window) for of_window in kept]
+    np.testing.assert_allclose(sums, [[(e**2).sum(), abs(e).sum()] for e in kept], rtol=1e-5)
+    assert loss.item() == pytest.approx((abs(np.concatenate(kept)) ** power).mean(), rel=1e-5)
+
+
+@pytest.mark.parametrize("best", ["seed-42", "seed-43"])
+def test_the_best_seed_forecasts(tmp_path, monkeypatch, best):
+    def load(folder, arguments):
+        raise InterruptedError(folder.name)
+
+    names = ("seed-42", "seed-43")
+    for name in names:
+        write_json(tmp_path / "horizon-6" / name / METRICS_FILE, {"score": 0.9 if name == best else 0.1})
+    write_json(tmp_path / "horizon-6" / METRICS_FILE, {"trials": [{"folder": name} for name in names]})
+    monkeypatch.setattr(jobs, "load_best", load)
+    command: Any = SimpleNamespace(groups=(None, None, SimpleNamespace(output_dir=tmp_path, do_train=True)))
+    nothing: Any = None
+    with pytest.raises(InterruptedError, match=best):
+        jobs.predict_future(command, nothing, nothing, nothing, 6)
+
+
+def test_windows_are_drawn_in_the_units_of_the_series(tmp_path, monkeypatch):
+    drawn: list[Any] = []
+    monkeypatch.setattr(report, "plot_forecasts", lambda *arguments: drawn.append(arguments))
+    series = make_synthetic(200, 0)
+    scaler = Scaler.fit(series, 140)
+    windows = make_windows(series, scaler, SeriesArguments(), 24, 6)
+    model = build_forecaster(ForecasterArguments(model_config=json.dumps(SIZES)), 24, 6, len(series.columns))
+    draw_windows(tmp_path, series, scaler, model, windows["test"], Baselines(windows, 1, True), [LAST], 2)
+    for place, (columns, past, truth, lines, *_) in zip((0, -1), drawn, strict=True):
+        origin = 160 if place == 0 else 194
+        assert columns == series.columns
+        np.testing.assert_array_equal(past, series.values[origin - 24 : origin])
+        np.testing.assert_array_equal(truth, series.values[origin : origin + 6])
+        np.testing.assert_allclose(lines[LAST], np.tile(past[-1], (6, 1)), rtol=1e-4, atol=1e-4)
+        window = {"past_values": torch.tensor(scaler.apply(series)[None, origin - 24 : origin], dtype=torch.float32)}
+        np.testing.assert_allclose(lines["forecast"], scaler.restore(forecast(model, window)[0]), rtol=1e-5, atol=1e-6)
 
 
 def test_it_learns_and_halves_its_rate(run, tmp_path):
