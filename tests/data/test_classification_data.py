@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import EvalPrediction, PreTrainedTokenizerFast
 
 from experiments.arguments import UserError
-from experiments.classification.data import TextArguments, find_columns, load_texts
+from experiments.classification.data import Part, TextArguments, TextData, find_columns, load_texts
 from experiments.classification.excerpts import cut_excerpts, hold_out, spread
 from experiments.classification.labels import MULTI, REGRESSION, SINGLE, Problem
 from experiments.classification.metrics import (
@@ -444,6 +444,13 @@ def test_words_are_a_better_baseline_than_the_commonest_label(write, load, kind)
     first = next(iter(values["TF-IDF"]))
     assert values["TF-IDF"][first] > 0.8 > values["always the same"][first]
     assert list(measure_baselines(data, with_tfidf=False)["validation"]) == ["always the same"]
+
+
+def test_a_baseline_of_words_knows_of_labels_without_an_example():
+    labels = [1, 2] * 10  # and never 0
+    part = Part("x", Dataset.from_dict({"text": [f"the {CUES[n]}" for n in labels]}), labels, list(range(20)))
+    data = TextData(Problem(SINGLE, ("a", "b", "c")), ("text",), {"train": part, "validation": part})
+    assert measure_baselines(data, with_tfidf=True)["validation"]["TF-IDF"]["accuracy"] == 1.0
 
 
 def test_a_baseline_of_words_needs_words(write, load):

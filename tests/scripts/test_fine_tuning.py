@@ -27,13 +27,15 @@ from experiments.fine_tuning import (
     run_job,
 )
 from experiments.heads import calibrate_head
-from experiments.run_folder import find_checkpoint
+from experiments.results import write_json
+from experiments.run_folder import METRICS_FILE, find_checkpoint
 from experiments.trials import (
     FineTuningArguments,
     best_trial,
     check_job,
     plan_trials,
     read_metrics,
+    summarise_seeds,
     summarise_trials,
 )
 from modeling_sktformer import SKTformerForSequenceClassification
@@ -241,7 +243,7 @@ def test_several_trials_are_of_training(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_summaries_are_of_all_trials():
+def test_summaries_are_of_all_trials(tmp_path):
     common = {"job": "rte", "is_partial": False, "started_from": "x", "model_type": "y", "parameters": 1}
     results = [
         {
@@ -253,6 +255,12 @@ def test_summaries_are_of_all_trials():
     seeds = summarise_trials(results, False, {"is_partial": False})
     assert (seeds["score"], seeds["best"], seeds["kind"], seeds["is_partial"]) == (0.6, "seed 1", "seeds", False)
     assert seeds["trials"][2] == {"name": "seed 2", "score": 0.6, "seconds": 2.0, "seed": 2, "eval_loss": 0.1}
+    for n, score in enumerate(seeds["scores"]):
+        write_json(tmp_path / str(n) / METRICS_FILE, {"eval_accuracy": score})
+    write_json(tmp_path / METRICS_FILE, {"trials": [{"folder": str(n)} for n in range(3)]})
+    spread = statistics.stdev(seeds["scores"])
+    rows = {"median of 3 seeds": {"accuracy": 0.6}, "standard deviation of 3 seeds": {"accuracy": spread}}
+    assert summarise_seeds(tmp_path, ["accuracy"]) == rows
     search = summarise_trials(results, True, {})
     assert (search["score"], search["scores"], "std" in search) == (0.9, [0.5, 0.9, 0.6], False)
 

@@ -6,8 +6,10 @@ import random
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from huggingface_hub.utils import filter_repo_objects
@@ -23,6 +25,8 @@ from transformers import (
 import run_classification
 from experiments import training
 from experiments.arguments import UserError
+from experiments.classification.labels import SINGLE, Problem
+from experiments.classification.report import write_answers
 from experiments.fine_tuning import FineTuningTrainer
 from modeling_sktformer import SKTformerForSequenceClassification
 from support.glue_rows import CUES, files_below, make_tokenizer, read_metrics, save_checkpoint
@@ -122,6 +126,14 @@ def test_one_table_is_enough_for_a_model_with_its_report(run, files, caplog):
         assert line in caplog.text
     assert "parameters, from tiny" in caplog.text
     assert "steps:" in caplog.text.lower()
+
+
+def test_rows_of_confusions_are_the_true_labels(tmp_path):
+    part = SimpleNamespace(labels=[0, 0, 0, 1], rows=None, documents=range(4))
+    data: Any = SimpleNamespace(parts={"validation": part}, problem=Problem(SINGLE, ("a", "b")))
+    write_answers(tmp_path, data, "validation", np.eye(2)[[0, 1, 1, 1]], ",")
+    rows = read_table(tmp_path / "confusion.csv")
+    assert rows == [{"label": "a", "a": "1", "b": "2"}, {"label": "b", "a": "0", "b": "1"}]
 
 
 def test_parts_of_their_own_give_predictions_confusions_and_a_report(run, files, capfd, caplog):

@@ -29,7 +29,7 @@ from experiments.lra.examples import Examples, collate
 from experiments.lra.jobs import compute_metrics
 from experiments.lra.models import LraModelArguments, build_model
 from experiments.lra.published import ROWS, published_figures, published_incoherence
-from experiments.lra.report import SETTING
+from experiments.lra.report import SETTING, write_report
 from experiments.lra.tasks import TASKS
 from experiments.run_folder import METRICS_FILE
 from modeling_sktformer import SKTformerConfig
@@ -114,6 +114,10 @@ def test_a_run_leaves_a_table_beside_the_paper(run, pictures, capsys):
     rows = [line for line in (folder / "lra.md").read_text().splitlines() if "(paper)" in line]
     assert len(rows) == len(ROWS)
     assert all(re.search(r"\| 1,024 +\| as published +\| the paper's +\|", row) for row in rows)
+    several = metrics_of(folder)
+    for trial, score in zip(several["trials"], (0.5, 0.6), strict=True):
+        trial["eval_test_accuracy"] = score
+    assert "| 55.00 ± 7.07 |" in write_report(folder.parent / "again", TASKS["image"], several)
     metrics = metrics_of(folder / "seed-42")
     assert metrics["curve"] == {"5": metrics["eval_test_accuracy"]}
     assert metrics["eval_test_samples"] == 20
