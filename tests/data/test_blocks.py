@@ -12,13 +12,13 @@ from experiments.text.corpus import CorpusArguments, load_corpus
 from support.texts import make_texts, make_tokenizer, write
 
 
-def load(tmp_path, mlm: MaskedLMArguments, model_type: str = "sktformer", **flags) -> Blocks:
+def load(tmp_path, mlm: MaskedLMArguments, model_type: str = "sktformer", seed: int = 0, **flags) -> Blocks:
     texts = make_texts(120)
     path = write(tmp_path / "train.txt", "\n\n".join(texts))
     validation = write(tmp_path / "validation.txt", "\n\n".join(texts[:60]))
     flags = {"train_file": [path], "validation_file": [validation], "cache_dir": str(tmp_path / "cache")} | flags
     arguments = CorpusArguments(**flags)
-    training = SimpleNamespace(seed=0, num_readers=1)
+    training = SimpleNamespace(seed=seed, num_readers=1)
     command = Command((None, arguments, mlm, training), {}, [])
     return load_blocks(command, load_corpus(arguments), make_tokenizer(), model_type)
 
@@ -68,6 +68,17 @@ def test_streams_are_bounded_too(tmp_path, processes):
     assert trained[7:] == trained[:7]  # a stream has no end
     assert blocks.evaluation["input_ids"][:] == whole.evaluation["input_ids"][:3]
     assert blocks.description.startswith("a stream, evaluated on 3 blocks")
+
+
+def test_the_order_of_a_stream_follows_from_the_seed(tmp_path):
+    mlm, whole = MaskedLMArguments(max_seq_length=32), load(tmp_path, MaskedLMArguments(max_seq_length=32))
+    orders = []
+    for seed in (0, 0, 1):
+        stream = load(tmp_path, mlm, streaming=True, seed=seed).train.take(len(whole.train))
+        orders.append([block["input_ids"] for block in stream])
+        assert sorted(orders[-1]) == sorted(whole.train["input_ids"][:])
+    assert orders[0] == orders[1] != orders[2]
+    assert whole.train["input_ids"][:] not in orders
 
 
 def test_some_architectures_get_full_blocks_alone(tmp_path):

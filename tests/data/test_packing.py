@@ -358,7 +358,10 @@ def test_mixed_blocks_are_all_there():
 
 def test_probabilities_decide_how_often_blocks_are_drawn():
     first, second = make_blocks([[1]] * 300), make_blocks([[2]] * 300)
-    mixed = [block[0] for block in mix_blocks([first, second], [0.75, 0.25], seed=0)["input_ids"]]
+    mixed, again, other = (
+        [block[0] for block in mix_blocks([first, second], [0.75, 0.25], seed=seed)["input_ids"]] for seed in (0, 0, 1)
+    )
+    assert mixed == again != other
     assert mixed.count(2) >= 300
     assert mixed.count(1) / len(mixed) == pytest.approx(0.75, abs=0.05)
     streams = [blocks.to_iterable_dataset() for blocks in (first, second)]

@@ -24,7 +24,7 @@ from transformers import (
     TrainingArguments,
 )
 
-from experiments.text import examples
+from experiments.text import examples, masked_lm
 from experiments.text.blocks import Blocks
 from experiments.text.examples import choose_words, show_predictions
 from experiments.text.masked_lm import (
@@ -98,6 +98,12 @@ def test_evaluation_masks_do_not_depend_on_the_batch(tokenizer):
     batch = MaskingCollator(tokenizer=tokenizer)([masked[1], masked[2]])
     assert batch["labels"][1].tolist() == masked["labels"][2] + [IGNORE_INDEX] * 7
     assert batch["input_ids"][1].tolist() == masked["input_ids"][2] + [0] * 7
+
+
+def test_equal_blocks_of_an_evaluation_are_masked_in_other_places(tokenizer, monkeypatch):
+    monkeypatch.setattr(masked_lm, "_MASKED_ROWS", 2)
+    masked = mask_once(Dataset.from_dict({"input_ids": make_blocks([64])["input_ids"][:] * 6}), tokenizer, 0.3, seed=0)
+    assert len({tuple(labels) for labels in masked["labels"]}) == 6
 
 
 def test_evaluation_masks_do_not_depend_on_the_side_of_padding(tokenizer):

@@ -18,7 +18,7 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer, pipeline
 
 import pretrain_mlm
 from experiments import models, training
-from experiments.arguments import UserError, run_script
+from experiments.arguments import UserError, parse_command, run_script
 from experiments.run_folder import find_checkpoint
 from experiments.text.masked_lm import MaskedLMTrainer
 from modeling_sktformer import SKTformerForMaskedLM, load_preset
@@ -170,10 +170,12 @@ def test_evaluation_alone_trains_nothing(tmp_path, recipe, monkeypatch, caplog):
 
 def test_a_finished_run_goes_on_to_more_steps(tmp_path, recipe, monkeypatch):
     run(monkeypatch, "--recipe", recipe)
+    counted = metrics_of(tmp_path / "run")["step_multiply_adds"]
     run(monkeypatch, "--recipe", recipe, "--max_steps", 6, "--logging_steps", 2, "--per_device_train_batch_size", 4,
         "--gradient_accumulation_steps", 2)  # fmt: skip
     steps = [entry["step"] for entry in metrics_of(tmp_path / "run")["history"] if "eval_loss" in entry]
     assert steps == [2, 4, 6]
+    assert metrics_of(tmp_path / "run")["step_multiply_adds"] == pytest.approx(counted)  # of the same global batch
     with pytest.raises(UserError, match="no run can be shortened"):
         run(monkeypatch, "--recipe", recipe)
 
@@ -186,6 +188,35 @@ def test_how_much_is_evaluated_decides_which_checkpoint_is_the_best(tmp_path, re
     run(monkeypatch, *flags, 9, *best)
     with pytest.raises(UserError, match="max_eval_samples: 9 there, 8 here"):
         run(monkeypatch, *flags, 8, *best)
+
+
+def test_what_is_masked_and_read_makes_another_run(recipe, monkeypatch):
+    monkeypatch.setattr(models, "fingerprint_checkpoint", lambda name, revision: name)
+    command = parse_command(pretrain_mlm.ARGUMENTS, argv=["--recipe", str(recipe)])
+    command.groups[3].do_train = True
+    corpus, before = types.SimpleNamespace(fingerprint="text"), vars(command.groups[2]).copy()
+
+    def identity(**changes):
+        vars(command.groups[2]).update(before | changes)
+        return pretrain_mlm.run_identity(command, corpus).values
+
+    changes = {name: not value if isinstance(value, bool) else f"not {value}" for name, value in before.items()}
+    same = {name for name, value in changes.items() if identity(**{name: value}) == identity()}
+    assert same == {"sparse_prediction", "max_eval_samples"}
+
+
+def test_every_seed_is_evaluated_on_the_same_tokens(recipe, monkeypatch):
+    mask_once, predicted = pretrain_mlm.mask_once, []
+
+    def note(*args, **options):
+        predicted.append(mask_once(*args, **options)["labels"][:])
+        raise Stopped
+
+    monkeypatch.setattr(pretrain_mlm, "mask_once", note)
+    for seed in (1, 2):
+        with pytest.raises(Stopped):
+            run(monkeypatch, "--recipe", recipe, "--seed", seed)
+    assert predicted[0] == predicted[1]
 
 
 def test_a_text_that_has_changed_makes_another_run(tmp_path, recipe, text, monkeypatch):
@@ -315,12 +346,14 @@ def test_ways_to_train(tmp_path, recipe, monkeypatch, flags):
     assert metrics_of(tmp_path / "run")["eval_loss"] > 0
 
 
-def test_streaming(tmp_path, recipe, monkeypatch):
+def test_streaming(tmp_path, recipe, monkeypatch, caplog):
+    caplog.set_level("INFO")
     run(monkeypatch, "--recipe", recipe, "--streaming")
     # Readers share the documents among themselves: another number of them reads another order of blocks.
     with pytest.raises(UserError, match=r"another run \(readers: 1 there, 2 here\)"):
         run(monkeypatch, "--recipe", recipe, "--streaming", "--dataloader_num_workers", 2)
-    assert metrics_of(tmp_path / "run")["eval_loss"] > 0
+    assert re.search(r"Data: +a stream, evaluated on \d+ blocks", caplog.text)
+    assert [entry["step"] for entry in metrics_of(tmp_path / "run")["history"] if "loss" in entry] == [1, 2, 3, 4]
 
 
 def test_streaming_needs_steps(recipe, monkeypatch):
