@@ -189,7 +189,7 @@ def test_what_is_made_is_made_once(task_name, generate, tmp_path, monkeypatch):
 
 
 def test_every_part_has_its_own_limit():
-    limits = {"max_train_samples": 7, "max_eval_samples": 3, "max_predict_samples": 5}
+    limits: dict[str, Any] = {"max_train_samples": 7, "max_eval_samples": 3, "max_predict_samples": 5}
     arguments = LraArguments(task_name="retrieval", stand_in=True, num_generated=100, max_seq_length=60, **limits)
     lengths = {part: len(examples) for part, examples in load_parts(arguments).items()}
     assert lengths == {"train": 7, "validation": 3, "test": 5}

@@ -26,7 +26,7 @@ from experiments.fine_tuning import (
     predict,
     run_job,
 )
-from experiments.heads import calibrate_head
+from experiments.heads import calibrate_head, set_head_rate
 from experiments.results import write_json
 from experiments.run_folder import METRICS_FILE, find_checkpoint
 from experiments.trials import (
@@ -595,14 +595,29 @@ def test_a_new_head_begins_where_texts_differ(tmp_path, monkeypatch):
         assert torch.allclose(outputs[0].mean(dim=0), torch.zeros(1), atol=1e-4)
         assert torch.allclose(outputs[0].std(dim=0, correction=0), torch.ones(1), atol=1e-3)
     job, seen = make_job(), []
-    monkeypatch.setattr(
-        fine_tuning, "calibrate_head", lambda model, *rest: seen.append(rest[0]) or calibrate_head(model, *rest)
-    )
+
+    def note(model, examples, *rest):
+        seen.append(examples)
+        calibrate_head(model, examples, *rest)
+
+    monkeypatch.setattr(fine_tuning, "calibrate_head", note)
     run(tmp_path / "run", job, calibrate_head=True, learning_rate=0.0)
     assert seen == [job.splits["train"]]
     assert weights(tmp_path / "run")["classifier.pooling.scale"].max() < 1
     with pytest.raises(UserError, match="calibrate_head: True there, none here"):
         run(tmp_path / "run", learning_rate=0.0)
+
+
+def test_a_head_is_calibrated_by_examples_from_all_over():
+    seen: list[int] = []
+    examples = Dataset.from_dict({"input_ids": [[1, 2]] * 300, "number": list(range(300))})
+
+    def note(rows):
+        seen.extend(row["number"] for row in rows)
+        return pad(rows)
+
+    calibrate_head(make_job().build_model(), examples, note, torch.device("cpu"))
+    assert seen == list(range(0, 300, 2))
 
 
 def test_a_layer_that_a_checkpoint_lends_a_head_is_scaled(tmp_path):
@@ -632,6 +647,17 @@ def test_a_head_may_have_a_rate_of_its_own(tmp_path, cut, monkeypatch):
         run(tmp_path / "run", **values)
     monkeypatch.undo()
     assert losses(run(tmp_path / "run", **values)) == losses(whole)
+
+
+def test_a_pooler_learns_at_the_rate_of_its_head():
+    sizes: dict[str, Any] = {"hidden_size": 8, "num_hidden_layers": 1, "intermediate_size": 8, "vocab_size": 9}
+    model: Any = BertForSequenceClassification(BertConfig(num_attention_heads=1, **sizes))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.25)
+    set_head_rate(optimizer, model, 0.5)
+    rates = {weight: group["lr"] for group in optimizer.param_groups for weight in group["params"]}
+    fast = {name for name, weight in model.named_parameters() if rates[weight] == 0.5}
+    assert fast == {f"{layer}.{part}" for layer in ("bert.pooler.dense", "classifier") for part in ("weight", "bias")}
+    assert set(rates.values()) == {0.25, 0.5}
 
 
 def test_numbers_that_are_none_do_not_reach_the_metrics(tmp_path, monkeypatch):

@@ -11,6 +11,7 @@ import sys
 import time
 import types
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -194,7 +195,8 @@ def test_what_is_masked_and_read_makes_another_run(recipe, monkeypatch):
     monkeypatch.setattr(models, "fingerprint_checkpoint", lambda name, revision: name)
     command = parse_command(pretrain_mlm.ARGUMENTS, argv=["--recipe", str(recipe)])
     command.groups[3].do_train = True
-    corpus, before = types.SimpleNamespace(fingerprint="text"), vars(command.groups[2]).copy()
+    corpus: Any = types.SimpleNamespace(fingerprint="text")
+    before = vars(command.groups[2]).copy()
 
     def identity(**changes):
         vars(command.groups[2]).update(before | changes)

@@ -217,7 +217,8 @@ def test_a_full_disk_leaves_nothing_that_is_in_the_way(tmp_path, monkeypatch):
 def test_what_is_to_be_overwritten_outlives_a_process_killed_as_it_is_set_aside(tmp_path, monkeypatch, count):
     folder, iterdir, rename = tmp_path / "run", Path.iterdir, Path.rename
     finish(folder, identity())
-    before, moved = files_of(folder), []
+    before = files_of(folder)
+    moved: list[str] = []
 
     def move(path, target):
         if len(moved) == count:

@@ -2,12 +2,14 @@
 
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+from experiments import results
 from experiments.arguments import UserError
 from experiments.results import describe_environment, format_origin
 from experiments.runs import Children, Run, choose_launcher, execute_runs, read_runs
@@ -256,3 +258,18 @@ def test_results_name_the_device_they_were_made_on(monkeypatch):
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 8)
     assert describe_environment()["device"] == "8 x a GPU"
+
+
+def test_a_changed_source_tree_is_said_to_be_one(tmp_path, monkeypatch):
+    git = ("git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b.c", "-c", "commit.gpgsign=false")
+    monkeypatch.setattr(results, "ROOT", tmp_path)
+    assert describe_environment("cpu")["commit"] is None
+    (tmp_path / "scripts").mkdir()
+    for command in (("init", "-q"), ("add", "."), ("commit", "-q", "-m", "first")):
+        (tmp_path / "scripts" / "a.py").write_text("1")
+        subprocess.run([*git, *command], check=True)
+    whole = describe_environment("cpu")["commit"]
+    (tmp_path / "notes.txt").write_text("which change no result")
+    assert describe_environment("cpu")["commit"] == whole
+    (tmp_path / "scripts" / "a.py").write_text("2")
+    assert describe_environment("cpu")["commit"] == f"{whole}+"
