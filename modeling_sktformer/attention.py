@@ -11,31 +11,20 @@ and values Q, K, V, sampled tokens I and sampled columns J, of a sequence of n t
     Equation 4 (features)    V_J softmax(Q^T K_J / sqrt(n))^T
     Equation 2 (both)        (LN_t(tokens) + LN_f(features)) / 2, the listing's half of the equation's plain sum
 
-Both branches are linear in what few coefficients a token has: its weights of the landmarks and its sampled values. So
-they are computed from these coefficients, which are held with the tokens last, `(B, ., S)`: sums and softmaxes over
-their few rows run along memory.
+Keys and values are computed where they are sampled alone. Both branches are linear in few coefficients of a token: its
+weights of the landmarks and its sampled values. These are held with the tokens last, `(B, ., S)`, so that sums and
+softmaxes over their few rows run along memory; products with them are products with block diagonal matrices, which
+read and write tokens with head beside head, as they stand.
 
 Letters in shapes: B batch, S tokens, d hidden size, H heads, h width of a head, k landmark tokens of a sequence, s2
 landmark features of a head.
 """
 
-from typing import TypedDict
-
 import torch
 from torch import nn
 
-from .kernels import Dropout, computes_as_written, is_plain
+from .kernels import Dropout, is_plain
 from .sequences import Landmarks, Sequences, draw_permutation
-
-
-class Coefficients(TypedDict, total=False):
-    """What Equations 3 and 4 need of a batch; nothing of a branch that is off."""
-
-    token_scores: torch.Tensor  # K_I Q^T / sqrt(h), (B, H, k, S)
-    landmark_values: torch.Tensor  # V_I, (B, H, k, h)
-    feature_scores: torch.Tensor  # K_J^T Q / sqrt(n), (B, H, s2, h)
-    value_columns: torch.Tensor  # V_J^T, (B, H, s2, S)
-    tokens: torch.Tensor  # Equation 3 itself, (B, S, d), where a fused kernel computes it
 
 
 def token_weights(scores: torch.Tensor, landmark_mask: torch.Tensor | None) -> torch.Tensor:
@@ -52,6 +41,21 @@ def token_weights(scores: torch.Tensor, landmark_mask: torch.Tensor | None) -> t
     return scores.masked_fill(~mask, torch.finfo(scores.dtype).min).softmax(dim=2) * mask
 
 
+def score_vectors(vectors: torch.Tensor, queries: torch.Tensor) -> torch.Tensor:
+    """The products of a few vectors in every head, `(B, H, m, h)`, with all queries `(B, S, d)`: `(B, H, m, S)`."""
+    num_heads, number, width = vectors.shape[1:]
+    if number > width:
+        return vectors @ queries.unflatten(-1, (num_heads, width)).transpose(1, 2).mT
+    return (_block_diagonal(vectors) @ queries.mT).unflatten(1, (num_heads, number))
+
+
+def score_columns(columns: torch.Tensor, queries: torch.Tensor, num_heads: int) -> torch.Tensor:
+    """K_J^T Q of Equation 4, of sampled columns `(B, H s2, S)` and queries `(B, S, d)`: `(B, H, s2, h)`."""
+    # Of the products with the queries of all heads, which stand side by side, each head's own are the diagonal.
+    products = (columns @ queries).unflatten(2, (num_heads, -1)).unflatten(1, (num_heads, -1))
+    return products.diagonal(dim1=1, dim2=3).movedim(-1, 1)
+
+
 def weigh_vectors(coefficients: torch.Tensor, vectors: torch.Tensor) -> torch.Tensor:
     r"""
     Combine a few vectors in every head with each token's coefficients: the last product of Equations 3 and 4.
@@ -62,9 +66,12 @@ def weigh_vectors(coefficients: torch.Tensor, vectors: torch.Tensor) -> torch.Te
     """
     if vectors.shape[2] > vectors.shape[3]:
         return (coefficients.mT @ vectors).transpose(1, 2).flatten(2)
-    # Of few vectors as one product with a block diagonal matrix, which writes the heads where they belong.
-    diagonal = torch.diag_embed(vectors.permute(0, 2, 3, 1), dim1=1, dim2=3).flatten(3).flatten(1, 2)
-    return coefficients.flatten(1, 2).mT @ diagonal
+    return coefficients.flatten(1, 2).mT @ _block_diagonal(vectors)
+
+
+def _block_diagonal(vectors: torch.Tensor) -> torch.Tensor:
+    """Vectors of every head, `(B, H, m, h)`, at their head's columns and with zeros at the others': `(B, H m, d)`."""
+    return torch.diag_embed(vectors.permute(0, 2, 3, 1), dim1=1, dim2=3).flatten(3).flatten(1, 2)
 
 
 class SkeletonAttention(nn.Module):
@@ -110,23 +117,28 @@ class SkeletonAttention(nn.Module):
         Returns the output of that shape, and the attention matrices of both branches, of tokens `(B, H, S, k)` and of
         features `(B, H, h, s2)`: `None` for a branch that is off and for what a fused kernel computes.
         """
-        # Few landmarks give a token fewer coefficients than it has columns: to read them takes less than to project.
-        few = not self.config.use_token_attention or self.config.num_landmark_tokens < self.head_dim
-        plain = all(is_plain(projection, nn.Linear) for projection in (self.query, self.key, self.value))
-        as_written = computes_as_written(self.config, hidden_states.shape[0], hidden_states.device) or self.is_fused()
-        read = self._read_weights if few and plain and not as_written else self._project
-        coefficients = read(hidden_states, sequences, landmarks)
+        queries, key_and_value = self.query(hidden_states), None
+        if not (is_plain(self.key, nn.Linear) and is_plain(self.value, nn.Linear)):
+            # The weights of an adapter, say, are not known: it is called once, with all tokens.
+            key_and_value = self.key(hidden_states), self.value(hidden_states)
         contexts = []
         # Transposed as they are returned and back, so that what is returned is what the outputs are computed from.
         token_attentions = feature_attentions = None
-        if "tokens" in coefficients:
-            contexts.append(self.token_norm(coefficients["tokens"]))
-        elif landmarks is not None:  # Equation 3
-            token_attentions = self.dropout(token_weights(coefficients["token_scores"], landmarks.mask)).mT
-            contexts.append(self.token_norm(weigh_vectors(token_attentions.mT, coefficients["landmark_values"])))
+        if landmarks is not None:  # Equation 3
+            keys, values = map(self._split_heads, self._sample_tokens(hidden_states, landmarks, key_and_value))
+            if self.is_fused():
+                tokens = self._attend_fused(self._split_heads(queries), keys, values, landmarks.mask)
+            else:
+                scores = score_vectors(keys * self.head_dim**-0.5, queries)
+                token_attentions = self.dropout(token_weights(scores, landmarks.mask)).mT
+                tokens = weigh_vectors(token_attentions.mT, values)
+            contexts.append(self.token_norm(tokens))
         if self.config.use_feature_attention:  # Equation 4
-            feature_attentions = self.dropout(coefficients["feature_scores"].softmax(dim=2)).mT
-            contexts.append(self.feature_norm(weigh_vectors(coefficients["value_columns"], feature_attentions.mT)))
+            key_columns, value_columns = self._sample_columns(hidden_states, key_and_value)
+            scores = score_columns(sequences.scale_columns(key_columns), queries, self.num_heads)
+            feature_attentions = self.dropout(scores.softmax(dim=2)).mT
+            value_columns = value_columns.unflatten(1, (self.num_heads, -1))
+            contexts.append(self.feature_norm(weigh_vectors(value_columns, feature_attentions.mT)))
         # Equation 2 with the listing's half; with one branch switched off it is the other's layer norm alone.
         output = self.out_proj(contexts[0] if len(contexts) == 1 else (contexts[0] + contexts[1]) / 2)
         return output, token_attentions, feature_attentions
@@ -135,81 +147,39 @@ class SkeletonAttention(nn.Module):
         """Whether PyTorch's fused kernel computes the token branch."""
         return self.config.use_token_attention and self.config._attn_implementation == "sdpa"
 
-    def _project(self, hidden_states: torch.Tensor, sequences: Sequences, landmarks: Landmarks | None) -> Coefficients:
-        """Scores and values of Equations 3 and 4, from queries, keys and values of all tokens, each called once."""
-        queries = self._split_heads(self.query(hidden_states))  # (B, H, S, h)
-        key, value = self.key(hidden_states), self.value(hidden_states)
-        found: Coefficients = {}
-        if landmarks is not None:
-            keys, values = (self._split_heads(landmarks.gather(states)) for states in (key, value))  # (B, H, k, h)
-            if self.is_fused():
-                mask = None if landmarks.mask is None else landmarks.mask[:, None, None]
-                dropout = self.dropout.p if self.training else 0.0
-                tokens = nn.functional.scaled_dot_product_attention(queries, keys, values, mask, dropout)
-                found["tokens"] = tokens.transpose(1, 2).flatten(2)
-            else:
-                found["token_scores"] = (keys * self.head_dim**-0.5) @ queries.mT  # of Equation 3
-                found["landmark_values"] = values
-        if self.config.use_feature_attention:
-            sampled = self._sampled_columns().expand(*key.shape[:2], self.num_heads, -1)
+    def _attend_fused(
+        self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Equation 3 of `(B, H, S or k, h)`, to `(B, S, d)`."""
+        mask = None if mask is None else mask[:, None, None]
+        dropout = self.dropout.p if self.training else 0.0
+        tokens = nn.functional.scaled_dot_product_attention(queries, keys, values, mask, dropout)
+        return tokens.transpose(1, 2).flatten(2)
+
+    def _sample_tokens(
+        self, hidden_states: torch.Tensor, landmarks: Landmarks, key_and_value: tuple[torch.Tensor, ...] | None
+    ) -> tuple[torch.Tensor, ...]:
+        """K_I and V_I, `(B, k, d)`, of all keys and values if there are any."""
+        if key_and_value is not None:
+            return tuple(map(landmarks.gather, key_and_value))
+        states = landmarks.gather(hidden_states)
+        return self.key(states), self.value(states)
+
+    def _sample_columns(
+        self, hidden_states: torch.Tensor, key_and_value: tuple[torch.Tensor, ...] | None
+    ) -> tuple[torch.Tensor, ...]:
+        """K_J^T and V_J^T, `(B, H s2, S)`, of all keys and values if there are any."""
+        sampled = self.landmark_features[: self.config.num_landmark_features]
+        if key_and_value is not None:
             # `gather`, because the compiled gradient of indexing the last axis is wrong on CPUs (PyTorch 2.13).
-            key_columns, value_columns = (
-                states.unflatten(-1, (self.num_heads, -1)).gather(-1, sampled).flatten(2).mT for states in (key, value)
-            )
-            key_columns = sequences.scale_columns(key_columns).unflatten(1, (self.num_heads, -1))
-            found["feature_scores"] = key_columns @ queries  # of Equation 4
-            found["value_columns"] = value_columns.unflatten(1, (self.num_heads, -1))
-        return found
-
-    def _read_weights(
-        self, hidden_states: torch.Tensor, sequences: Sequences, landmarks: Landmarks | None
-    ) -> Coefficients:
-        """
-        As [`_project`], of Equations 3 and 4, with the products in an order that computes nothing of the full width.
-
-        Q K_I^T = X (W_q^T K_I^T) + b_q K_I^T and Q^T K_J = W_q (X^T K_J) + b_q (1^T K_J): no query is needed, and all
-        that is read from a token is one product with H (k + 2 s2) rows.
-        """
-        batch_size, num_heads = hidden_states.shape[0], self.num_heads
-        query_weight, query_bias = self.query.weight.unflatten(0, (num_heads, -1)), self.query.bias.view(num_heads, -1)
-        weight, bias = torch.cat([self.value.weight, self.key.weight]), torch.cat([self.value.bias, self.key.bias])
-        found: Coefficients = {}
-        maps, biases, num_columns = [], [], 0  # of what is read from a token: scores, sampled values, sampled keys
-        if landmarks is not None:
-            states = landmarks.gather(hidden_states)
-            if self.value.weight.requires_grad == self.key.weight.requires_grad:
-                projected = nn.functional.linear(states, weight, bias).chunk(2, dim=-1)
-            else:  # apart, because the gradient of a joint weight is computed as a whole
-                projected = self.value(states), self.key(states)
-            values, keys = map(self._split_heads, projected)  # (B, H, k, h)
-            keys = keys * self.head_dim**-0.5
-            maps.append(torch.einsum("bhki,hid->bhkd", keys, query_weight).flatten(1, 2))
-            biases.append(torch.einsum("bhki,hi->bhk", keys, query_bias).flatten(1))
-            found["landmark_values"] = values
-        if self.config.use_feature_attention:
-            sampled_weight, sampled_bias = (
-                states.unflatten(0, (2 * num_heads, -1)).index_select(1, self._sampled_columns()).flatten(0, 1)
-                for states in (weight, bias)
-            )
-            maps.append(sampled_weight.expand(batch_size, -1, -1))
-            biases.append(sampled_bias.expand(batch_size, -1))
-            num_columns = sampled_bias.shape[0] // 2  # H s2
-        products = torch.baddbmm(torch.cat(biases, dim=1).unsqueeze(2), torch.cat(maps, dim=1), hidden_states.mT)
-        sizes = [products.shape[1] - 2 * num_columns, num_columns, num_columns]
-        scores, value_columns, key_columns = products.split(sizes, dim=1)  # at once: each cut has a whole gradient
-        if landmarks is not None:
-            found["token_scores"] = scores.unflatten(1, (num_heads, -1))  # of Equation 3
-        if self.config.use_feature_attention:
-            key_columns = sequences.scale_columns(key_columns)
-            sums = (key_columns @ hidden_states).unflatten(1, (num_heads, -1))
-            counts = key_columns.sum(dim=-1).unflatten(1, (num_heads, -1)).unsqueeze(-1)
-            products = torch.einsum("bhsd,hid->bhsi", sums, query_weight)
-            found["feature_scores"] = products + counts * query_bias.unsqueeze(1)  # of Equation 4
-            found["value_columns"] = value_columns.unflatten(1, (num_heads, -1))
-        return found
-
-    def _sampled_columns(self) -> torch.Tensor:
-        return self.landmark_features[: self.config.num_landmark_features]
+            places = sampled.expand(*hidden_states.shape[:2], self.num_heads, -1)
+            states = (each.unflatten(-1, (self.num_heads, -1)) for each in key_and_value)
+            return tuple(each.gather(-1, places).flatten(2).mT for each in states)
+        weight, bias = (
+            torch.cat(pair).unflatten(0, (2 * self.num_heads, -1)).index_select(1, sampled).flatten(0, 1)
+            for pair in ((self.key.weight, self.value.weight), (self.key.bias, self.value.bias))
+        )
+        return nn.functional.linear(hidden_states, weight, bias).mT.chunk(2, dim=1)
 
     def _split_heads(self, states: torch.Tensor) -> torch.Tensor:
         return states.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)  # (B, H, S, h)

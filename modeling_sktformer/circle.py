@@ -23,7 +23,6 @@ import torch
 from torch import nn
 from transformers.utils.import_utils import is_tracing
 
-from .kernels import computes_as_written
 from .lengthening import short_transform_length
 from .sequences import Sequences
 
@@ -58,21 +57,30 @@ def choose_circle(config, batch_size: int, sequences: Sequences, dtype: torch.dt
 
     Inputs much shorter than the model's N are convolved around a shorter circle, to the same result up to rounding, so
     that they cost about what they cost in a model made for their length ([`~lengthening.shorten_filter`]), but not
-    where a batch is computed as written. Waves are made in the filters' dtype on the hidden states' device.
+    with `config.kernels="eager"`. Waves are made in the filters' dtype on the hidden states' device.
     """
     length, longest = sequences.length, config.max_position_embeddings
     is_read = config.use_smoother and config.use_fourier_convolution
     # A graph serves many lengths: a choice would bind it to those of its example.
-    if not is_read or is_tracing() or computes_as_written(config, batch_size, device):
+    if not is_read or is_tracing() or config.kernels == "eager":
         return Circle(longest)
-    num_positions = min(
-        {longest, short_transform_length(length, longest)},
-        key=lambda candidate: min(count_multiply_adds(config, batch_size, length, candidate)),
-    )
-    direct, folded = count_multiply_adds(config, batch_size, length, num_positions)
-    if direct <= folded or length < config.conv_kernel_size // 2:  # whose ends overlap
+    # Ends overlap in inputs shorter than that.
+    can_fold = folds_stems(device) and length >= config.conv_kernel_size // 2
+
+    def count(num_positions: int) -> tuple[float, float]:
+        direct, folded = count_multiply_adds(config, batch_size, length, num_positions)
+        return direct, folded if can_fold else math.inf
+
+    num_positions = min({longest, short_transform_length(length, longest)}, key=lambda number: min(count(number)))
+    direct, folded = count(num_positions)
+    if direct <= folded:
         return Circle(num_positions)
     return Circle(num_positions, make_waves(config.conv_kernel_size, sequences, num_positions, dtype, device))
+
+
+def folds_stems(device: torch.device) -> bool:
+    """Whether fewer multiply-adds are worth more operators, as on processors; the meta device stands for one."""
+    return device.type in ("cpu", "meta")
 
 
 def count_multiply_adds(config, batch_size: int, length: int, num_positions: int) -> tuple[float, float]:

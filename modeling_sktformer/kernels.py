@@ -1,5 +1,5 @@
 """
-The seam between what the model says and how it is computed: faster kernels for single operations, and which form.
+The seam between what the model says and how it is computed: faster kernels for single operations.
 
 The plain code runs on every device and is what compilers and exporters see. A kernel computes one operation of it to
 the same end in less time, where it applies. That is decided by devices, types and sizes alone, so that a call takes
@@ -13,23 +13,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 from transformers.utils import logging
-from transformers.utils.import_utils import is_tracing
 
 from .cpu_dropout import drop_values
 
 
 logger = logging.get_logger(__name__)
-LAUNCH_BOUND_VALUES = 1 << 24  # which a GPU passes over about as fast as it is given the next operator
-
-
-def computes_as_written(config, batch_size: int, device: torch.device) -> bool:
-    """
-    Whether a batch is computed as the equations stand, in the fewest operators, and not in the fewest multiply-adds:
-    with `config.kernels="eager"`, and where a GPU waits for operators, in small batches outside of graphs.
-    """
-    if config.kernels == "eager" or is_tracing() or device.type in ("cpu", "meta"):
-        return config.kernels == "eager"
-    return batch_size * config.max_position_embeddings * config.hidden_size <= LAUNCH_BOUND_VALUES
 
 
 def is_plain(module: nn.Module, kind: type[nn.Module]) -> bool:

@@ -48,10 +48,12 @@ def fourier_convolution(
     length = inputs.shape[1]
     averages = average_segments(inputs, num_segments)
     # Padded here, because the transform's own padding binds exported graphs to lengths below N.
-    spectrum = torch.fft.rfft(nn.functional.pad(averages.mT, (0, num_positions - length)))  # (B, r, F)
+    averages = nn.functional.pad(averages.mT, (0, num_positions - length))
+    # Divided by N here, where there are r columns, and not in the inverse transform, where there are d.
+    spectrum = torch.fft.rfft(averages, norm="forward")  # (B, r, F)
     gains = filter.to(averages.dtype).unflatten(0, (num_segments, -1))  # (r, d / r, F, 2)
     filtered = multiply_spectra(spectrum, gains)
-    convolved = torch.fft.irfft(filtered, n=num_positions)  # (B, d, N)
+    convolved = torch.fft.irfft(filtered, n=num_positions, norm="forward")  # (B, d, N)
     if torch.compiler.is_compiling():
         # A slice is contiguous if it is the whole, and to ask which it is binds a graph to one of the two.
         kept = convolved.index_select(-1, torch.arange(length, device=inputs.device))

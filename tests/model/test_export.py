@@ -83,17 +83,21 @@ def test_one_exported_graph_serves_every_batch_and_length(model_class, smoother_
             assert_equal(actual, expected)
 
 
-def test_graphs_compute_nothing_of_the_full_width(monkeypatch):
-    """As the plain code does, they read the projections' weights; keys and values of all tokens are in no graph."""
+def note_samples(monkeypatch) -> list[bool]:
+    """For every call of a layer's attention from here on, whether it computes the keys and values of all tokens."""
+    sample, noted = SkeletonAttention._sample_columns, []
+
+    def note(attention, hidden_states, key_and_value):
+        noted.append(key_and_value is not None)
+        return sample(attention, hidden_states, key_and_value)
+
+    monkeypatch.setattr(SkeletonAttention, "_sample_columns", note)
+    return noted
+
+
+def test_keys_and_values_of_all_tokens_are_in_no_graph(monkeypatch):
     model = make_model(SKTformerModel).eval()
-    example, projected = make_batch([12, 7, 3]).inputs("left", 13), []
-    project = SkeletonAttention._project
-
-    def note(*args):
-        projected.append(args)
-        return project(*args)
-
-    monkeypatch.setattr(SkeletonAttention, "_project", note)
+    example, noted = make_batch([12, 7, 3]).inputs("left", 13), note_samples(monkeypatch)
     graph = torch.export.export(model, (), example, dynamic_shapes=DYNAMIC).module()
     compiled = torch.compile(model, backend="eager", fullgraph=True)
     expected = model(**example).last_hidden_state
@@ -102,7 +106,8 @@ def test_graphs_compute_nothing_of_the_full_width(monkeypatch):
     for layer in model.encoder.layers:
         layer.compile(backend="eager", fullgraph=True)
     assert_equal(model(**example).last_hidden_state, expected)
-    assert not projected
+    assert noted
+    assert not any(noted)
 
 
 def test_exports_call_projections_whose_weights_know_few_operations(monkeypatch):
@@ -112,8 +117,10 @@ def test_exports_call_projections_whose_weights_know_few_operations(monkeypatch)
         for projection in (layer.attention.query, layer.attention.key, layer.attention.value):
             weight = projection.weight.detach()
             projection.weight = nn.Parameter(TwoTensor(weight, weight.clone()), requires_grad=False)
-    monkeypatch.delattr(SkeletonAttention, "_read_weights")
+    noted = note_samples(monkeypatch)
     torch.export.export(model, (), example)
+    assert noted
+    assert all(noted)
 
 
 @pytest.mark.parametrize("side", ["right", "left"])

@@ -14,9 +14,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers.utils.logging import info_once
 
 from modeling_sktformer import SKTformerForSequenceClassification, SKTformerModel, circle, kernels, load_preset
-from modeling_sktformer import attention as attention_module
 from modeling_sktformer.attention import SkeletonAttention
-from modeling_sktformer.kernels import Dropout, choose_kernel, computes_as_written, is_plain
+from modeling_sktformer.kernels import Dropout, choose_kernel, is_plain
 from modeling_sktformer.position_batch_norm import PositionBatchNorm
 from modeling_sktformer.sequences import Landmarks, Sequences
 from support.builders import assert_equal, gradients, make_batch, make_config, make_model
@@ -256,33 +255,6 @@ def test_plain_code_computes_a_sequence_alone_as_in_every_batch(preset):
     assert (narrower - first).abs().max() < 1e-5
 
 
-@pytest.mark.parametrize("device", ["cpu", "meta", "cuda", "mps"])
-def test_equations_are_computed_as_written_on_request_and_in_small_batches_on_a_gpu(device, monkeypatch):
-    config, device = make_config(), torch.device(device)
-    small = kernels.LAUNCH_BOUND_VALUES // (config.max_position_embeddings * config.hidden_size)
-    is_gpu = device.type in ("cuda", "mps")
-    assert [computes_as_written(config, size, device) for size in (1, small, small + 1)] == [is_gpu, is_gpu, False]
-    config.kernels = "eager"
-    assert computes_as_written(config, small + 1, device)
-    monkeypatch.setattr("torch.compiler.is_compiling", lambda: True)
-    assert computes_as_written(config, small + 1, device)
-    config.kernels = "auto"  # a graph serves batches of every size
-    assert not computes_as_written(config, 1, device)
-
-
-@pytest.mark.parametrize("reason", ["on request", "in small batches on a GPU"])
-def test_what_is_computed_as_written_reads_no_weights(reason, monkeypatch):
-    model = make_classifier()
-    expected = training_step(model)
-    if reason == "on request":
-        model.set_kernels("eager")
-    else:
-        for module in (attention_module, circle):
-            monkeypatch.setattr(module, "computes_as_written", lambda *arguments: True)
-    monkeypatch.delattr(SkeletonAttention, "_read_weights")
-    assert_equal(training_step(model), expected)
-
-
 # Modules whose weights are read
 
 
@@ -292,15 +264,24 @@ def attention(request) -> SkeletonAttention:
     return make_attention(num_landmark_tokens=request.param)
 
 
-def test_weights_are_read_for_few_landmarks_alone(attention, monkeypatch):
-    few = attention.config.num_landmark_tokens < attention.head_dim
-    monkeypatch.delattr(SkeletonAttention, "_project" if few else "_read_weights")  # the other form
-    attend(attention, make_states())
+def test_keys_and_values_are_computed_where_they_are_sampled_alone(attention):
+    states = make_states()
+    with FlopCounterMode(display=False) as sampled:
+        attend(attention, states)
+    attention.key.register_forward_hook(look)
+    with FlopCounterMode(display=False) as whole:
+        attend(attention, states)
+    width, num_tokens = states.shape[-1], states.shape[:2].numel()
+    num_landmarks = 2 * attention.config.num_landmark_tokens
+    num_columns = attention.num_heads * attention.config.num_landmark_features
+    # Keys and values, two operations in a multiply-add.
+    spared = 4 * (num_tokens * (width - num_columns) - num_landmarks * width) * width
+    assert whole.get_total_flops() - sampled.get_total_flops() == spared
 
 
 @each_branch
 @pytest.mark.parametrize("masked", [False, True])
-def test_reading_and_projecting_are_the_same(branch, masked):
+def test_samples_of_all_keys_and_values_are_those_of_their_weights(branch, masked):
     layer, states = make_attention(**branch), make_states(requires_grad=True)
     mask = torch.arange(16) < torch.tensor([[16], [1]]) if masked else None
     sequences = Sequences.from_mask(16, mask, states.dtype)
@@ -315,7 +296,7 @@ def test_reading_and_projecting_are_the_same(branch, masked):
         for matrix in filter(torch.is_tensor, weights):  # as interpretability methods do
             loss = loss + matrix.square().sum()
         results.append((outputs, weights, torch.autograd.grad(loss, [states, *layer.parameters()])))
-        layer.query.register_forward_hook(look)
+        layer.key.register_forward_hook(look)
     assert_equal(results[1], results[0])
 
 

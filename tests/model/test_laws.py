@@ -652,7 +652,7 @@ def test_lengthened_model_trains_and_saves_and_loads(tmp_path):
     model.save_pretrained(tmp_path)
     loaded = SKTformerForMaskedLM.from_pretrained(tmp_path)
     batch = make_batch([40, 11])
-    assert torch.equal(loaded(**batch.inputs()).logits, model(**batch.inputs()).logits)
+    assert_equal(loaded(**batch.inputs()).logits, model(**batch.inputs()).logits)
     model.train()
     outcome(model, batch, "right", 40)
     assert all(parameter.grad is not None for parameter in model.parameters())

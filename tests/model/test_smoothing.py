@@ -12,7 +12,6 @@ from modeling_sktformer import (
     SKTformerForMaskedLM,
     SKTformerForSequenceClassification,
     circle,
-    kernels,
     modeling_sktformer,
     smoothing,
 )
@@ -450,15 +449,16 @@ def test_no_waves_are_made_where_nothing_reads_them(part, force):
     assert circle_for(config, torch.zeros(3, 12, config.hidden_size))[1] == Circle(64)
 
 
-@pytest.mark.parametrize(("device", "is_folded"), [("cpu", True), ("meta", True), ("cuda", False)])
-def test_small_batches_on_a_gpu_take_the_way_of_the_fewest_operators(device, is_folded, force, monkeypatch):
-    force(True, False)
+@pytest.mark.parametrize(("device", "is_folded"), [("cpu", True), ("meta", True), ("cuda", False), ("mps", False)])
+def test_stems_are_folded_on_processors_and_short_inputs_have_short_circles_everywhere(
+    device, is_folded, force, monkeypatch
+):
+    force(True, True)
     monkeypatch.setattr(circle, "make_waves", lambda *arguments: "waves")
-    config = make_config(max_position_embeddings=64)
-    num_small = kernels.LAUNCH_BOUND_VALUES // (64 * config.hidden_size)
-    for batch_size, expected in ((num_small, is_folded), (num_small + 1, True)):
-        chosen = choose_circle(config, batch_size, Sequences(12), torch.float32, torch.device(device))
-        assert chosen == (64, "waves" if expected else None)
+    config, arguments = make_config(max_position_embeddings=64), (Sequences(12), torch.float32, torch.device(device))
+    assert choose_circle(config, 4, *arguments) == (24, "waves" if is_folded else None)
+    config.kernels = "eager"
+    assert choose_circle(config, 4, *arguments) == (64, None)
 
 
 @pytest.fixture

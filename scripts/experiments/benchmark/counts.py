@@ -18,7 +18,7 @@ from experiments.benchmark.measurement import failure_reason
 from experiments.benchmark.models import MODELS, PRECISIONS, SIZES, Setting, Workload
 from experiments.counting import FusedAttention, OperatorCounter, storage_of
 from experiments.results import format_table
-from modeling_sktformer.kernels import computes_as_written
+from modeling_sktformer.circle import folds_stems
 
 
 LEGEND = (
@@ -58,14 +58,12 @@ def count_step(workload: Workload, setting: Setting) -> dict[str, float]:
     with torch.device("meta"), FusedAttention(), torch.set_grad_enabled(is_training):
         model: Any = models.build_model(workload.model, models.build_config(workload, setting.num_layers))
         model.to(PRECISIONS[setting.precision]).train(is_training)
-        if workload.model.startswith("sktformer") and not setting.compile:
-            if computes_as_written(model.config, workload.batch_size, torch.device(setting.device)):
-                model.set_kernels("eager")  # which a meta device would not be known to need
         if setting.padded and not takes_mask(workload.model, model):
             raise ValueError("takes no mask")
-        # Models look whether they are part of a graph, which has a form of its own.
+        # Models look whether they are part of a graph, which has a form of its own, and where they run.
         graph = patch("torch.compiler.is_compiling", return_value=True) if setting.compile else nullcontext()
-        with saved_tensors_hooks(keep, lambda tensor: tensor), counter, graph:
+        folds = patch("modeling_sktformer.circle.folds_stems", return_value=folds_stems(torch.device(setting.device)))
+        with saved_tensors_hooks(keep, lambda tensor: tensor), counter, graph, folds:
             loss = model(**inputs).loss
         forward = counter.operators
         if is_training:
