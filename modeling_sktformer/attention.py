@@ -13,8 +13,7 @@ and values Q, K, V, sampled tokens I and sampled columns J, of a sequence of n t
 
 Keys and values are computed where they are sampled alone. Both branches are linear in few coefficients of a token: its
 weights of the landmarks and its sampled values. These are held with the tokens last, `(B, ., S)`, so that sums and
-softmaxes over their few rows run along memory; products with them are products with block diagonal matrices, which
-read and write tokens with head beside head, as they stand.
+softmaxes over their few rows run along memory.
 
 Letters in shapes: B batch, S tokens, d hidden size, H heads, h width of a head, k landmark tokens of a sequence, s2
 landmark features of a head.
@@ -23,7 +22,7 @@ landmark features of a head.
 import torch
 from torch import nn
 
-from .kernels import Dropout, is_plain
+from .kernels import Dropout, is_plain, saves_multiply_adds
 from .sequences import Landmarks, Sequences, draw_permutation
 
 
@@ -41,21 +40,6 @@ def token_weights(scores: torch.Tensor, landmark_mask: torch.Tensor | None) -> t
     return scores.masked_fill(~mask, torch.finfo(scores.dtype).min).softmax(dim=2) * mask
 
 
-def score_vectors(vectors: torch.Tensor, queries: torch.Tensor) -> torch.Tensor:
-    """The products of a few vectors in every head, `(B, H, m, h)`, with all queries `(B, S, d)`: `(B, H, m, S)`."""
-    num_heads, number, width = vectors.shape[1:]
-    if number > width:
-        return vectors @ queries.unflatten(-1, (num_heads, width)).transpose(1, 2).mT
-    return (_block_diagonal(vectors) @ queries.mT).unflatten(1, (num_heads, number))
-
-
-def score_columns(columns: torch.Tensor, queries: torch.Tensor, num_heads: int) -> torch.Tensor:
-    """K_J^T Q of Equation 4, of sampled columns `(B, H s2, S)` and queries `(B, S, d)`: `(B, H, s2, h)`."""
-    # Of the products with the queries of all heads, which stand side by side, each head's own are the diagonal.
-    products = (columns @ queries).unflatten(2, (num_heads, -1)).unflatten(1, (num_heads, -1))
-    return products.diagonal(dim1=1, dim2=3).movedim(-1, 1)
-
-
 def weigh_vectors(coefficients: torch.Tensor, vectors: torch.Tensor) -> torch.Tensor:
     r"""
     Combine a few vectors in every head with each token's coefficients: the last product of Equations 3 and 4.
@@ -64,12 +48,20 @@ def weigh_vectors(coefficients: torch.Tensor, vectors: torch.Tensor) -> torch.Te
     softmax(Q^T K_J / sqrt(n))^T and the columns of V_J^T. Coefficients `(B, H, m, S)` and vectors `(B, H, m, h)` give
     `(B, S, d)`, head beside head.
     """
-    if vectors.shape[2] > vectors.shape[3]:
-        return (coefficients.mT @ vectors).transpose(1, 2).flatten(2)
-    return coefficients.flatten(1, 2).mT @ _block_diagonal(vectors)
+    if joins_heads(vectors.shape[2], vectors.shape[3]):
+        return coefficients.flatten(1, 2).mT @ block_diagonal(vectors)
+    return (coefficients.mT @ vectors).transpose(1, 2).flatten(2)
 
 
-def _block_diagonal(vectors: torch.Tensor) -> torch.Tensor:
+def joins_heads(number: int, width: int) -> bool:
+    """
+    Whether products of so many vectors of the width of a head are computed for all heads at once, with zeros between
+    them: that reads and writes tokens with head beside head, as they stand. Few vectors take little more so.
+    """
+    return 4 * number <= width  # a quarter of what a projection takes
+
+
+def block_diagonal(vectors: torch.Tensor) -> torch.Tensor:
     """Vectors of every head, `(B, H, m, h)`, at their head's columns and with zeros at the others': `(B, H m, d)`."""
     return torch.diag_embed(vectors.permute(0, 2, 3, 1), dim1=1, dim2=3).flatten(3).flatten(1, 2)
 
@@ -117,31 +109,38 @@ class SkeletonAttention(nn.Module):
         Returns the output of that shape, and the attention matrices of both branches, of tokens `(B, H, S, k)` and of
         features `(B, H, h, s2)`: `None` for a branch that is off and for what a fused kernel computes.
         """
-        queries, key_and_value = self.query(hidden_states), None
+        # The weights of an adapter, say, are not known: it is called once, with all tokens.
+        key_and_value = None
         if not (is_plain(self.key, nn.Linear) and is_plain(self.value, nn.Linear)):
-            # The weights of an adapter, say, are not known: it is called once, with all tokens.
-            key_and_value = self.key(hidden_states), self.value(hidden_states)
+            key_and_value = self.key(hidden_states), self.value(hidden_states)  # both, to be sampled alike
+        queries = None if self._reads_query_weight(hidden_states.device) else self.query(hidden_states)
         contexts = []
         # Transposed as they are returned and back, so that what is returned is what the outputs are computed from.
         token_attentions = feature_attentions = None
         if landmarks is not None:  # Equation 3
             keys, values = map(self._split_heads, self._sample_tokens(hidden_states, landmarks, key_and_value))
-            if self.is_fused():
+            if queries is not None and self.is_fused():
                 tokens = self._attend_fused(self._split_heads(queries), keys, values, landmarks.mask)
             else:
-                scores = score_vectors(keys * self.head_dim**-0.5, queries)
+                scores = self._score_tokens(keys * self.head_dim**-0.5, hidden_states, queries)
                 token_attentions = self.dropout(token_weights(scores, landmarks.mask)).mT
                 tokens = weigh_vectors(token_attentions.mT, values)
             contexts.append(self.token_norm(tokens))
         if self.config.use_feature_attention:  # Equation 4
             key_columns, value_columns = self._sample_columns(hidden_states, key_and_value)
-            scores = score_columns(sequences.scale_columns(key_columns), queries, self.num_heads)
+            scores = self._score_columns(sequences.scale_columns(key_columns), hidden_states, queries)
             feature_attentions = self.dropout(scores.softmax(dim=2)).mT
             value_columns = value_columns.unflatten(1, (self.num_heads, -1))
             contexts.append(self.feature_norm(weigh_vectors(value_columns, feature_attentions.mT)))
         # Equation 2 with the listing's half; with one branch switched off it is the other's layer norm alone.
         output = self.out_proj(contexts[0] if len(contexts) == 1 else (contexts[0] + contexts[1]) / 2)
         return output, token_attentions, feature_attentions
+
+    def _reads_query_weight(self, device: torch.device) -> bool:
+        """Whether W_q is multiplied with what is sampled and not with every token, which takes less if that is few."""
+        few = not self.config.use_token_attention or self.config.num_landmark_tokens < self.head_dim
+        saves = few and not self.is_fused() and saves_multiply_adds(self.config, device)
+        return saves and is_plain(self.query, nn.Linear)
 
     def is_fused(self) -> bool:
         """Whether PyTorch's fused kernel computes the token branch."""
@@ -159,7 +158,7 @@ class SkeletonAttention(nn.Module):
     def _sample_tokens(
         self, hidden_states: torch.Tensor, landmarks: Landmarks, key_and_value: tuple[torch.Tensor, ...] | None
     ) -> tuple[torch.Tensor, ...]:
-        """K_I and V_I, `(B, k, d)`, of all keys and values if there are any."""
+        """K_I and V_I, `(B, k, d)`, out of all keys and values where these are computed."""
         if key_and_value is not None:
             return tuple(map(landmarks.gather, key_and_value))
         states = landmarks.gather(hidden_states)
@@ -168,18 +167,58 @@ class SkeletonAttention(nn.Module):
     def _sample_columns(
         self, hidden_states: torch.Tensor, key_and_value: tuple[torch.Tensor, ...] | None
     ) -> tuple[torch.Tensor, ...]:
-        """K_J^T and V_J^T, `(B, H s2, S)`, of all keys and values if there are any."""
+        """K_J^T and V_J^T, `(B, H s2, S)`, out of all keys and values where these are computed."""
         sampled = self.landmark_features[: self.config.num_landmark_features]
         if key_and_value is not None:
             # `gather`, because the compiled gradient of indexing the last axis is wrong on CPUs (PyTorch 2.13).
             places = sampled.expand(*hidden_states.shape[:2], self.num_heads, -1)
             states = (each.unflatten(-1, (self.num_heads, -1)) for each in key_and_value)
             return tuple(each.gather(-1, places).flatten(2).mT for each in states)
-        weight, bias = (
-            torch.cat(pair).unflatten(0, (2 * self.num_heads, -1)).index_select(1, sampled).flatten(0, 1)
-            for pair in ((self.key.weight, self.value.weight), (self.key.bias, self.value.bias))
-        )
-        return nn.functional.linear(hidden_states, weight, bias).mT.chunk(2, dim=1)
+
+        def project(*projections: nn.Linear) -> tuple[torch.Tensor, ...]:
+            weight, bias = (
+                torch.cat(each).unflatten(0, (-1, self.head_dim)).index_select(1, sampled).flatten(0, 1)
+                for each in zip(*((projection.weight, projection.bias) for projection in projections), strict=True)
+            )
+            return nn.functional.linear(hidden_states, weight, bias).mT.chunk(len(projections), dim=1)
+
+        if self.key.weight.requires_grad == self.value.weight.requires_grad:
+            return project(self.key, self.value)
+        # Apart, because the gradient of a joint weight is computed as a whole.
+        return project(self.key) + project(self.value)
+
+    def _score_tokens(
+        self, keys: torch.Tensor, hidden_states: torch.Tensor, queries: torch.Tensor | None
+    ) -> torch.Tensor:
+        """K_I Q^T of Equation 3, of `(B, H, k, h)`: `(B, H, k, S)`. Without queries (K_I W_q) X^T + K_I b_q."""
+        heads = (self.num_heads, -1)
+        if queries is None:
+            weight, bias = self._query_weight_and_bias()
+            maps = torch.einsum("bhki,hid->bhkd", keys, weight).flatten(1, 2)
+            offsets = torch.einsum("bhki,hi->bhk", keys, bias).flatten(1).unsqueeze(2)
+            return torch.baddbmm(offsets, maps, hidden_states.mT).unflatten(1, heads)
+        if joins_heads(keys.shape[2], self.head_dim):
+            return (block_diagonal(keys) @ queries.mT).unflatten(1, heads)
+        return keys @ self._split_heads(queries).mT
+
+    def _score_columns(
+        self, key_columns: torch.Tensor, hidden_states: torch.Tensor, queries: torch.Tensor | None
+    ) -> torch.Tensor:
+        """K_J^T Q of Equation 4, of `(B, H s2, S)`: `(B, H, s2, h)`. Without queries (K_J^T X) W_q^T + K_J^T 1 b_q."""
+        heads = (self.num_heads, -1)
+        if queries is None:
+            weight, bias = self._query_weight_and_bias()
+            sums = (key_columns @ hidden_states).unflatten(1, heads)
+            counts = key_columns.sum(dim=-1).unflatten(1, heads)
+            return torch.einsum("bhsd,hid->bhsi", sums, weight) + counts.unsqueeze(-1) * bias.unsqueeze(1)
+        if joins_heads(self.config.num_landmark_features, self.head_dim):
+            # Of the products with the queries of all heads, side by side, each head's own are the diagonal.
+            products = (key_columns @ queries).unflatten(2, heads).unflatten(1, heads)
+            return products.diagonal(dim1=1, dim2=3).movedim(-1, 1)
+        return key_columns.unflatten(1, heads) @ self._split_heads(queries)
+
+    def _query_weight_and_bias(self) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.query.weight.unflatten(0, (self.num_heads, -1)), self.query.bias.view(self.num_heads, -1)
 
     def _split_heads(self, states: torch.Tensor) -> torch.Tensor:
         return states.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)  # (B, H, S, h)

@@ -23,6 +23,7 @@ import torch
 from torch import nn
 from transformers.utils.import_utils import is_tracing
 
+from .kernels import saves_multiply_adds
 from .lengthening import short_transform_length
 from .sequences import Sequences
 
@@ -65,7 +66,7 @@ def choose_circle(config, batch_size: int, sequences: Sequences, dtype: torch.dt
     if not is_read or is_tracing() or config.kernels == "eager":
         return Circle(longest)
     # Ends overlap in inputs shorter than that.
-    can_fold = folds_stems(device) and length >= config.conv_kernel_size // 2
+    can_fold = saves_multiply_adds(config, device) and length >= config.conv_kernel_size // 2
 
     def count(num_positions: int) -> tuple[float, float]:
         direct, folded = count_multiply_adds(config, batch_size, length, num_positions)
@@ -76,11 +77,6 @@ def choose_circle(config, batch_size: int, sequences: Sequences, dtype: torch.dt
     if direct <= folded:
         return Circle(num_positions)
     return Circle(num_positions, make_waves(config.conv_kernel_size, sequences, num_positions, dtype, device))
-
-
-def folds_stems(device: torch.device) -> bool:
-    """Whether fewer multiply-adds are worth more operators, as on processors; the meta device stands for one."""
-    return device.type in ("cpu", "meta")
 
 
 def count_multiply_adds(config, batch_size: int, length: int, num_positions: int) -> tuple[float, float]:

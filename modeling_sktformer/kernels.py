@@ -20,6 +20,14 @@ from .cpu_dropout import drop_values
 logger = logging.get_logger(__name__)
 
 
+def saves_multiply_adds(config, device: torch.device) -> bool:
+    """
+    Whether a batch is computed in fewer multiply-adds by more operators: on processors, for which the meta device
+    stands, but not with `config.kernels="eager"`. GPUs wait for operators and for memory.
+    """
+    return config.kernels != "eager" and device.type in ("cpu", "meta")
+
+
 def is_plain(module: nn.Module, kind: type[nn.Module]) -> bool:
     """
     Whether a module does nothing but what its class says, so that its weights can stand in a product of another form.

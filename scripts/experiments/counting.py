@@ -2,7 +2,7 @@
 Operators, bytes and multiply-adds of what PyTorch dispatches, counted on the meta device: no GPU, no weights, no data.
 
 Counted is each operator that launches work, which views and empty tensors do not. On the meta device a model computes
-its plain equations; fused attention is put in as the operators that GPUs have for it.
+what it does on processors; fused attention is put in as the operators that GPUs have for it.
 """
 
 import copy

@@ -97,17 +97,20 @@ def note_samples(monkeypatch) -> list[bool]:
 
 def test_keys_and_values_of_all_tokens_are_in_no_graph(monkeypatch):
     model = make_model(SKTformerModel).eval()
-    example, noted = make_batch([12, 7, 3]).inputs("left", 13), note_samples(monkeypatch)
+    example = make_batch([12, 7, 3]).inputs("left", 13)
+    expected, noted = model(**example).last_hidden_state, note_samples(monkeypatch)
+
+    def check(actual: torch.Tensor) -> None:
+        assert noted == [False] * len(model.encoder.layers)
+        assert_equal(actual, expected)
+        noted.clear()
+
     graph = torch.export.export(model, (), example, dynamic_shapes=DYNAMIC).module()
-    compiled = torch.compile(model, backend="eager", fullgraph=True)
-    expected = model(**example).last_hidden_state
-    assert_equal(graph(**example).last_hidden_state, expected)
-    assert_equal(compiled(**example).last_hidden_state, expected)
+    check(graph(**example).last_hidden_state)
+    check(torch.compile(model, backend="eager", fullgraph=True)(**example).last_hidden_state)
     for layer in model.encoder.layers:
         layer.compile(backend="eager", fullgraph=True)
-    assert_equal(model(**example).last_hidden_state, expected)
-    assert noted
-    assert not any(noted)
+    check(model(**example).last_hidden_state)
 
 
 def test_exports_call_projections_whose_weights_know_few_operations(monkeypatch):

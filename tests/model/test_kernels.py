@@ -21,7 +21,7 @@ from modeling_sktformer.sequences import Landmarks, Sequences
 from support.builders import assert_equal, gradients, make_batch, make_config, make_model
 
 
-# Fewer than a head has columns, so that weights are read.
+# Fewer than a head has columns, so that the query's weight is read.
 FEW_SAMPLES = {"num_landmark_tokens": 2, "num_landmark_features": 1}
 DROPOUT = {"hidden_dropout_prob": 0.2, "attention_probs_dropout_prob": 0.2, "smoother_dropout_prob": 0.2}
 BRANCHES: list[dict[str, Any]] = [{}, {"use_token_attention": False}, {"use_feature_attention": False}]

@@ -92,16 +92,23 @@ def naive_loss_and_outputs(model, batch, training):
     return naive_cross_entropy(logits, labels["labels"].tolist()), logits
 
 
-@pytest.fixture(params=["called", "fused", "read", "products of waves", "folded transforms"], autouse=True)
+FORMS = ["called", "sampled", "fused", "read", "products of waves", "folded transforms"]
+
+
+@pytest.fixture(params=FORMS, autouse=True)
 def form(request, monkeypatch) -> None:
     """
     Every test in every form that the equations are computed in, whichever the sizes of the test make worth it.
 
-    Projections are called, without and with the fused kernel for the token branch, or their weights are read; then
-    with the stem folded into the filters in both of its forms.
+    All projections are called with all tokens; keys and values computed where they are sampled, without and with the
+    fused kernel for the token branch; no queries computed, but their weight multiplied with what is sampled; then the
+    stem folded into the filters in both of its ways. Heads are computed apart in the first and the last two.
     """
-    read = request.param not in ("called", "fused")
-    monkeypatch.setattr(attention, "is_plain", lambda module, kind: read)
+    monkeypatch.setattr(attention, "is_plain", lambda module, kind: request.param != "called")
+    saves = request.param not in ("called", "sampled", "fused")
+    monkeypatch.setattr(attention, "saves_multiply_adds", lambda config, device: saves)
+    joins = request.param in ("sampled", "fused", "read")
+    monkeypatch.setattr(attention, "joins_heads", lambda number, width: joins)
     folded = request.param in ("products of waves", "folded transforms")
     monkeypatch.setattr(circle, "count_multiply_adds", lambda *sizes: (1, 0) if folded else (0, 1))
     monkeypatch.setattr(circle, "MAX_PRODUCT_POSITIONS", 512 if request.param == "products of waves" else 0)

@@ -212,7 +212,7 @@ def test_plain_code_is_counted_alike_in_every_batch():
     assert plain_alone == plain_together > alone > together
 
 
-def test_small_batches_are_counted_as_a_gpu_computes_them():
+def test_a_gpu_is_counted_as_it_computes():
     small = replace(workload("sktformer"), size="base", length=512, positions=512, batch_size=8)
     plain = count_step(replace(small, model="sktformer-eager"), replace(SETTING, num_layers=1))
     on_gpu, on_processor = (

@@ -1,7 +1,7 @@
 """What a layer of each model asks of a device, counted on the meta device ([`~experiments.counting`]), as a table."""
 
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import asdict, replace
 from inspect import signature
 from itertools import product
@@ -18,7 +18,7 @@ from experiments.benchmark.measurement import failure_reason
 from experiments.benchmark.models import MODELS, PRECISIONS, SIZES, Setting, Workload
 from experiments.counting import FusedAttention, OperatorCounter, storage_of
 from experiments.results import format_table
-from modeling_sktformer.circle import folds_stems
+from modeling_sktformer.kernels import saves_multiply_adds
 
 
 LEGEND = (
@@ -31,7 +31,8 @@ LEGEND = (
     "backward pass, each storage once, without parameters and buffers. Multiply-adds are those of matrix products, "
     "convolutions, attention, whose fused backward pass computes scores again, and Fourier transforms (of n real "
     "values 2.5 n log2 n operations, of n complex ones 5 n log2 n), and four for each product of complex numbers; "
-    "two operations are one multiply-add."
+    "two operations are one multiply-add. SKTformer is counted as processors compute it; a GPU computes it as "
+    "SKTformer (eager) does, but short inputs on shorter circles."
 )
 # What stands for flags of the benchmark that are not given.
 DEFAULTS: dict[str, Any] = {
@@ -39,6 +40,8 @@ DEFAULTS: dict[str, Any] = {
     "size": ["base"],
     **{"lengths": [512, 4096], "tokens_per_batch": 16384, "dropout": [0.0], "precision": "bfloat16"},
 }
+# The modules of the model whose form depends on where they run.
+_CHOOSERS = ("attention", "circle")
 _LAYER_PATTERNS = {"modernbert": 3, "reformer": 2}
 
 
@@ -62,8 +65,14 @@ def count_step(workload: Workload, setting: Setting) -> dict[str, float]:
             raise ValueError("takes no mask")
         # Models look whether they are part of a graph, which has a form of its own, and where they run.
         graph = patch("torch.compiler.is_compiling", return_value=True) if setting.compile else nullcontext()
-        folds = patch("modeling_sktformer.circle.folds_stems", return_value=folds_stems(torch.device(setting.device)))
-        with saved_tensors_hooks(keep, lambda tensor: tensor), counter, graph, folds:
+
+        def saves(config: Any, device: torch.device) -> bool:
+            return saves_multiply_adds(config, torch.device(setting.device))
+
+        where = (patch(f"modeling_sktformer.{name}.saves_multiply_adds", saves) for name in _CHOOSERS)
+        with ExitStack() as stack:
+            for context in (saved_tensors_hooks(keep, lambda tensor: tensor), counter, graph, *where):
+                stack.enter_context(context)
             loss = model(**inputs).loss
         forward = counter.operators
         if is_training:
