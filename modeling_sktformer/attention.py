@@ -54,11 +54,8 @@ def weigh_vectors(coefficients: torch.Tensor, vectors: torch.Tensor) -> torch.Te
 
 
 def joins_heads(number: int, width: int) -> bool:
-    """
-    Whether products of so many vectors of the width of a head are computed for all heads at once, with zeros between
-    them: that reads and writes tokens with head beside head, as they stand. Few vectors take little more so.
-    """
-    return 4 * number <= width  # a quarter of what a projection takes
+    """Whether products of so few vectors are computed for all heads at once, which leaves tokens as they stand."""
+    return 4 * number <= width  # with the zeros between heads a quarter of what a projection takes
 
 
 def block_diagonal(vectors: torch.Tensor) -> torch.Tensor:
@@ -120,7 +117,9 @@ class SkeletonAttention(nn.Module):
         if landmarks is not None:  # Equation 3
             keys, values = map(self._split_heads, self._sample_tokens(hidden_states, landmarks, key_and_value))
             if queries is not None and self.is_fused():
-                tokens = self._attend_fused(self._split_heads(queries), keys, values, landmarks.mask)
+                mask = None if landmarks.mask is None else landmarks.mask[:, None, None]
+                parts, dropout = (self._split_heads(queries), keys, values), self.dropout.p if self.training else 0.0
+                tokens = nn.functional.scaled_dot_product_attention(*parts, mask, dropout).transpose(1, 2).flatten(2)
             else:
                 scores = self._score_tokens(keys * self.head_dim**-0.5, hidden_states, queries)
                 token_attentions = self.dropout(token_weights(scores, landmarks.mask)).mT
@@ -145,15 +144,6 @@ class SkeletonAttention(nn.Module):
     def is_fused(self) -> bool:
         """Whether PyTorch's fused kernel computes the token branch."""
         return self.config.use_token_attention and self.config._attn_implementation == "sdpa"
-
-    def _attend_fused(
-        self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None
-    ) -> torch.Tensor:
-        """Equation 3 of `(B, H, S or k, h)`, to `(B, S, d)`."""
-        mask = None if mask is None else mask[:, None, None]
-        dropout = self.dropout.p if self.training else 0.0
-        tokens = nn.functional.scaled_dot_product_attention(queries, keys, values, mask, dropout)
-        return tokens.transpose(1, 2).flatten(2)
 
     def _sample_tokens(
         self, hidden_states: torch.Tensor, landmarks: Landmarks, key_and_value: tuple[torch.Tensor, ...] | None
@@ -193,7 +183,7 @@ class SkeletonAttention(nn.Module):
         """K_I Q^T of Equation 3, of `(B, H, k, h)`: `(B, H, k, S)`. Without queries (K_I W_q) X^T + K_I b_q."""
         heads = (self.num_heads, -1)
         if queries is None:
-            weight, bias = self._query_weight_and_bias()
+            weight, bias = self.query.weight.unflatten(0, heads), self.query.bias.unflatten(0, heads)
             maps = torch.einsum("bhki,hid->bhkd", keys, weight).flatten(1, 2)
             offsets = torch.einsum("bhki,hi->bhk", keys, bias).flatten(1).unsqueeze(2)
             return torch.baddbmm(offsets, maps, hidden_states.mT).unflatten(1, heads)
@@ -207,7 +197,7 @@ class SkeletonAttention(nn.Module):
         """K_J^T Q of Equation 4, of `(B, H s2, S)`: `(B, H, s2, h)`. Without queries (K_J^T X) W_q^T + K_J^T 1 b_q."""
         heads = (self.num_heads, -1)
         if queries is None:
-            weight, bias = self._query_weight_and_bias()
+            weight, bias = self.query.weight.unflatten(0, heads), self.query.bias.unflatten(0, heads)
             sums = (key_columns @ hidden_states).unflatten(1, heads)
             counts = key_columns.sum(dim=-1).unflatten(1, heads)
             return torch.einsum("bhsd,hid->bhsi", sums, weight) + counts.unsqueeze(-1) * bias.unsqueeze(1)
@@ -216,9 +206,6 @@ class SkeletonAttention(nn.Module):
             products = (key_columns @ queries).unflatten(2, heads).unflatten(1, heads)
             return products.diagonal(dim1=1, dim2=3).movedim(-1, 1)
         return key_columns.unflatten(1, heads) @ self._split_heads(queries)
-
-    def _query_weight_and_bias(self) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.query.weight.unflatten(0, (self.num_heads, -1)), self.query.bias.view(self.num_heads, -1)
 
     def _split_heads(self, states: torch.Tensor) -> torch.Tensor:
         return states.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)  # (B, H, S, h)

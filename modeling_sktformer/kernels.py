@@ -1,5 +1,5 @@
 """
-The seam between what the model says and how it is computed: faster kernels for single operations.
+The seam between what the model says and how it is computed: faster kernels for single operations, and which form.
 
 The plain code runs on every device and is what compilers and exporters see. A kernel computes one operation of it to
 the same end in less time, where it applies. That is decided by devices, types and sizes alone, so that a call takes
