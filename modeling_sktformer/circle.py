@@ -30,6 +30,8 @@ from .sequences import Sequences
 
 # Up to here transforms are products: N multiply-adds for each value, and no other pass over memory than its own.
 MAX_PRODUCT_POSITIONS = 512
+# Up to here a GPU transforms a batch's values before it has been given the operators that shorten filters.
+LAUNCH_BOUND_VALUES = 1 << 24
 # What processors multiply while they read or write a value, in round figures.
 MULTIPLY_ADDS_PER_VALUE = 64
 
@@ -54,8 +56,7 @@ class Circle(NamedTuple):
 
 def choose_circle(config, batch_size: int, sequences: Sequences, dtype: torch.dtype, device: torch.device) -> Circle:
     """
-    Choose how a batch is convolved by counting multiply-adds: the length of the circle, and on processors whether
-    stems are folded.
+    Choose by counting multiply-adds the length of a batch's circle, and on processors whether stems are folded.
 
     Inputs much shorter than the model's N are convolved around a shorter circle, to the same result up to rounding, so
     that they cost about what they cost in a model made for their length ([`~lengthening.shorten_filter`]), but not
@@ -63,11 +64,12 @@ def choose_circle(config, batch_size: int, sequences: Sequences, dtype: torch.dt
     """
     length, longest = sequences.length, config.max_position_embeddings
     is_read = config.use_smoother and config.use_fourier_convolution
+    saves = saves_multiply_adds(config, device)
+    is_small = not saves and batch_size * longest * config.hidden_size <= LAUNCH_BOUND_VALUES
     # A graph serves many lengths: a choice would bind it to those of its example.
-    if not is_read or is_tracing() or config.kernels == "eager":
+    if not is_read or is_tracing() or config.kernels == "eager" or is_small:
         return Circle(longest)
-    # Ends overlap in inputs shorter than that.
-    can_fold = saves_multiply_adds(config, device) and length >= config.conv_kernel_size // 2
+    can_fold = saves and length >= config.conv_kernel_size // 2  # the ends of shorter inputs overlap
 
     def count(num_positions: int) -> tuple[float, float]:
         direct, folded = count_multiply_adds(config, batch_size, length, num_positions)
@@ -75,9 +77,8 @@ def choose_circle(config, batch_size: int, sequences: Sequences, dtype: torch.dt
 
     num_positions = min({longest, short_transform_length(length, longest)}, key=lambda number: min(count(number)))
     direct, folded = count(num_positions)
-    if direct <= folded:
-        return Circle(num_positions)
-    return Circle(num_positions, make_waves(config.conv_kernel_size, sequences, num_positions, dtype, device))
+    waves = None if direct <= folded else make_waves(config.conv_kernel_size, sequences, num_positions, dtype, device)
+    return Circle(num_positions, waves)
 
 
 def count_multiply_adds(config, batch_size: int, length: int, num_positions: int) -> tuple[float, float]:

@@ -450,15 +450,17 @@ def test_no_waves_are_made_where_nothing_reads_them(part, force):
 
 
 @pytest.mark.parametrize(("device", "is_folded"), [("cpu", True), ("meta", True), ("cuda", False), ("mps", False)])
-def test_stems_are_folded_on_processors_and_short_inputs_have_short_circles_everywhere(
+def test_stems_are_folded_on_processors_and_short_inputs_have_short_circles_but_in_small_batches_on_gpus(
     device, is_folded, force, monkeypatch
 ):
     force(True, True)
     monkeypatch.setattr(circle, "make_waves", lambda *arguments: "waves")
     config, arguments = make_config(max_position_embeddings=64), (Sequences(12), torch.float32, torch.device(device))
-    assert choose_circle(config, 4, *arguments) == (24, "waves" if is_folded else None)
+    num_small = circle.LAUNCH_BOUND_VALUES // (64 * config.hidden_size)
+    assert choose_circle(config, num_small, *arguments) == ((24, "waves") if is_folded else (64, None))
+    assert choose_circle(config, num_small + 1, *arguments) == (24, "waves" if is_folded else None)
     config.kernels = "eager"
-    assert choose_circle(config, 4, *arguments) == (64, None)
+    assert choose_circle(config, num_small + 1, *arguments) == (64, None)
 
 
 @pytest.fixture

@@ -32,7 +32,7 @@ LEGEND = (
     "convolutions, attention, whose fused backward pass computes scores again, and Fourier transforms (of n real "
     "values 2.5 n log2 n operations, of n complex ones 5 n log2 n), and four for each product of complex numbers; "
     "two operations are one multiply-add. SKTformer is counted as processors compute it; a GPU computes it as "
-    "SKTformer (eager) does, but short inputs on shorter circles."
+    "SKTformer (eager) does, but short inputs of large batches on shorter circles."
 )
 # What stands for flags of the benchmark that are not given.
 DEFAULTS: dict[str, Any] = {
