@@ -11,7 +11,7 @@ and values Q, K, V, sampled tokens I and sampled columns J, of a sequence of n t
     Equation 4 (features)    V_J softmax(Q^T K_J / sqrt(n))^T
     Equation 2 (both)        (LN_t(tokens) + LN_f(features)) / 2, the listing's half of the equation's plain sum
 
-Keys and values are computed where they are sampled alone. Both branches are linear in few coefficients of a token: its
+Keys and values are computed only where they are sampled. Both branches are linear in few coefficients of a token: its
 weights of the landmarks and its sampled values. These are held with the tokens last, `(B, ., S)`, so that sums and
 softmaxes over their few rows run along memory.
 
@@ -55,7 +55,7 @@ def weigh_vectors(coefficients: torch.Tensor, vectors: torch.Tensor) -> torch.Te
 
 def joins_heads(number: int, width: int) -> bool:
     """Whether products of so few vectors are computed for all heads at once, which leaves tokens as they stand."""
-    return 4 * number <= width  # with the zeros between heads a quarter of what a projection takes
+    return 4 * number <= width  # with the zeros between heads at most a quarter of what a projection takes
 
 
 def block_diagonal(vectors: torch.Tensor) -> torch.Tensor:
@@ -106,10 +106,9 @@ class SkeletonAttention(nn.Module):
         Returns the output of that shape, and the attention matrices of both branches, of tokens `(B, H, S, k)` and of
         features `(B, H, h, s2)`: `None` for a branch that is off and for what a fused kernel computes.
         """
-        # The weights of an adapter, say, are not known: it is called once, with all tokens.
-        key_and_value = None
-        if not (is_plain(self.key, nn.Linear) and is_plain(self.value, nn.Linear)):
-            key_and_value = self.key(hidden_states), self.value(hidden_states)  # both, to be sampled alike
+        is_known = is_plain(self.key, nn.Linear) and is_plain(self.value, nn.Linear)
+        # The weights of an adapter, say, are not: it is called once, with all tokens; both, to be sampled alike.
+        key_and_value = None if is_known else (self.key(hidden_states), self.value(hidden_states))
         queries = None if self._reads_query_weight(hidden_states.device) else self.query(hidden_states)
         contexts = []
         # Transposed as they are returned and back, so that what is returned is what the outputs are computed from.
@@ -137,8 +136,9 @@ class SkeletonAttention(nn.Module):
 
     def _reads_query_weight(self, device: torch.device) -> bool:
         """Whether W_q is multiplied with what is sampled and not with every token, which takes less if that is few."""
-        few = not self.config.use_token_attention or self.config.num_landmark_tokens < self.head_dim
-        saves = few and not self.is_fused() and saves_multiply_adds(self.config, device)
+        number = self.config.use_token_attention * self.config.num_landmark_tokens
+        number += self.config.use_feature_attention * self.config.num_landmark_features
+        saves = number < self.head_dim and not self.is_fused() and saves_multiply_adds(self.config, device)
         return saves and is_plain(self.query, nn.Linear)
 
     def is_fused(self) -> bool:

@@ -8,8 +8,8 @@ with a matrix of r rows and d columns, the *folded filter*, which serves all seq
     E[f, s, o] = sum over the columns c of segment s and the taps k of W[o, c, k] exp(2 pi i f (k - P) / N) L[c, f]
 
 so that the d x d products of the convolution are made once and not for each token. Whether this or the convolution of
-the columns takes fewer multiply-adds is counted for every batch, on processors; others convolve the columns. Short
-transforms are products with fixed waves, which read and write tokens as they stand.
+the columns takes fewer multiply-adds is counted for every batch, on processors; GPUs and graphs convolve the columns.
+Short transforms are products with fixed waves, which read and write tokens as they stand.
 
 Letters in shapes: B batch, S tokens, N positions of the circle, F = N // 2 + 1 frequencies, d hidden size, r segments,
 K taps of the short convolution, P = K // 2. In sums: f frequency, p, q, a real or imaginary part, s segment, i column
@@ -59,8 +59,8 @@ def choose_circle(config, batch_size: int, sequences: Sequences, dtype: torch.dt
     Choose by counting multiply-adds the length of a batch's circle, and on processors whether stems are folded.
 
     Inputs much shorter than the model's N are convolved around a shorter circle, to the same result up to rounding, so
-    that they cost about what they cost in a model made for their length ([`~lengthening.shorten_filter`]), but not
-    with `config.kernels="eager"`. Waves are made in the filters' dtype on the hidden states' device.
+    that they cost what they cost in a model of their length ([`~lengthening.shorten_filter`]), but not in graphs, in
+    small batches on GPUs or with `config.kernels="eager"`. Waves are in the filters' dtype, on the states' device.
     """
     length, longest = sequences.length, config.max_position_embeddings
     is_read = config.use_smoother and config.use_fourier_convolution

@@ -2,6 +2,7 @@
 
 import logging
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -280,6 +281,45 @@ def test_keys_and_values_are_computed_where_they_are_sampled_alone(attention):
 
 
 @each_branch
+@pytest.mark.parametrize(("num_tokens", "num_features"), [(1, 1), (3, 3), (6, 6), (7, 2)])
+def test_queries_are_spared_where_few_are_sampled_in_all(num_tokens, num_features, branch):
+    states = torch.randn(2, 64, 12, dtype=torch.float64, requires_grad=True)
+    samples = {"num_landmark_tokens": num_tokens, "num_landmark_features": num_features}
+    layer = make_attention(max_position_embeddings=64, **samples, **branch)
+    flops = {}
+    for layer.config.kernels in ("auto", "eager"):
+        with FlopCounterMode(display=False) as counter:
+            attend(layer, states).sum().backward()
+        flops[layer.config.kernels] = counter.get_total_flops()
+    number = num_tokens * layer.config.use_token_attention + num_features * layer.config.use_feature_attention
+    assert (flops["auto"] < flops["eager"]) == (number < layer.head_dim)
+    assert flops["auto"] <= flops["eager"]
+
+
+def test_the_fused_kernel_reads_queries_of_all_tokens(monkeypatch):
+    layer, states = make_attention(num_landmark_tokens=1), make_states()
+    monkeypatch.setattr(SkeletonAttention, "is_fused", lambda self: True)
+    fused = Mock(wraps=nn.functional.scaled_dot_product_attention)
+    monkeypatch.setattr(nn.functional, "scaled_dot_product_attention", fused)
+    attend(layer, states)
+    assert_equal(fused.call_args.args[0].transpose(1, 2).flatten(2), layer.query(states))
+
+
+@pytest.mark.parametrize(("number", "joined"), [(1, True), (2, False)])
+def test_heads_are_joined_for_few_vectors_of_each(number, joined):
+    layer, states = (
+        make_attention(num_landmark_features=number, use_token_attention=False, kernels="eager"),
+        make_states(),
+    )
+    with FlopCounterMode(display=False) as counter:
+        attend(layer, states)
+    width, num_vectors = states.shape[-1], layer.num_heads * number
+    # Queries and outputs, sampled keys and values, then scores and what they weigh.
+    columns = 2 * width + 2 * num_vectors + 2 * (num_vectors if joined else number)
+    assert counter.get_total_flops() == 2 * states.numel() * columns
+
+
+@each_branch
 @pytest.mark.parametrize("masked", [False, True])
 def test_samples_of_all_keys_and_values_are_those_of_their_weights(branch, masked):
     layer, states = make_attention(**branch), make_states(requires_grad=True)
@@ -343,7 +383,13 @@ def test_frozen_weights_get_no_gradient_and_cost_none(frozen, attention):
     attention.zero_grad()
     for name in frozen:
         attention.get_submodule(name).requires_grad_(False)
-    assert count_flops() < trained
+    spared = trained - count_flops()
+    sampled = {"key", "value"} & {*frozen}
+    if sampled == {*frozen}:  # what their weights' gradients take: of sampled columns, and of landmarks
+        num_columns = attention.num_heads * attention.config.num_landmark_features
+        rows = states.shape[:2].numel() * num_columns + 2 * attention.config.num_landmark_tokens * 12
+        assert spared == len(frozen) * 2 * rows * 12
+    assert spared > 0
     for name, parameter in attention.named_parameters():
         assert (parameter.grad is None) == (name.partition(".")[0] in frozen)
 

@@ -35,7 +35,7 @@ class Encoder:
 MODELS = {
     "sktformer": Encoder("SKTformer", "sktformer", "layer norm in the smoother, where the paper has batch norm."),
     "sktformer-eager": Encoder(
-        "SKTformer (eager)", "sktformer", 'kernels="eager": no kernel, and the form of the fewest operators.'
+        "SKTformer (eager)", "sktformer", 'kernels="eager": no kernel, and the form of fewer operators.'
     ),
     "sktformer-no-kernel": Encoder("SKTformer (no kernel)", "sktformer", "PyTorch's dropout on processors, too."),
     "sktformer-sdpa": Encoder("SKTformer (SDPA)", "sktformer", 'attn_implementation="sdpa".'),
