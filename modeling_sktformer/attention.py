@@ -19,11 +19,14 @@ Letters in shapes: B batch, S tokens, d hidden size, H heads, h width of a head,
 landmark features of a head.
 """
 
+from typing import Any
+
 import torch
 from torch import nn
 
 from .kernels import Dropout, is_plain, saves_multiply_adds
-from .sequences import Landmarks, Sequences, draw_permutation
+from .lengthening import resize_order
+from .sequences import Landmarks, Sequences, draw_permutation, select_landmarks
 
 
 def token_weights(scores: torch.Tensor, landmark_mask: torch.Tensor | None) -> torch.Tensor:
@@ -67,11 +70,12 @@ class SkeletonAttention(nn.Module):
     """
     Skeleton attention with its projections (Section 3.1, Algorithm 1).
 
-    The paper draws both samples once, when the model is made. They are part of the model, saved with the weights: a
-    permutation of the positions, which the encoder holds for all layers, and `landmark_features`, a permutation of a
-    head's columns. The configured numbers of landmarks are taken from their front. Each layer draws its own.
+    The paper draws both samples once, when the model is made. They are part of the model, saved with the weights:
+    `landmark_order`, a permutation of the positions, and `landmark_features`, one of a head's columns. The configured
+    numbers of landmarks are taken from their front. Each layer draws its own.
     """
 
+    landmark_order: torch.Tensor
     landmark_features: torch.Tensor
 
     def __init__(self, config, layer_idx: int):
@@ -89,19 +93,44 @@ class SkeletonAttention(nn.Module):
             self.token_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         if config.use_feature_attention:
             self.feature_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        for name, drawn in self.draw_samples().items():
             # Drawn on the CPU and copied to wherever the model is being built, the meta device included.
-            order = torch.empty(config.head_dim, dtype=torch.long)
-            self.register_buffer("landmark_features", order.copy_(self.draw_landmark_features()))
+            self.register_buffer(name, torch.empty(drawn.shape, dtype=torch.long).copy_(drawn))
 
-    def draw_landmark_features(self) -> torch.Tensor:
-        """Draw the permutation of a head's columns that a new model has."""
-        return draw_permutation(self.head_dim, self.config.landmark_seed, self.layer_idx, "landmark_features")
+    def draw_samples(self) -> dict[str, torch.Tensor]:
+        """Draw the permutations that a new model has: none for a branch that is off."""
+        sizes = {}
+        if self.config.use_token_attention:
+            sizes["landmark_order"] = self.config.max_position_embeddings
+        if self.config.use_feature_attention:
+            sizes["landmark_features"] = self.head_dim
+        return {name: self._draw(size, name) for name, size in sizes.items()}
+
+    def _draw(self, size: int, name: str) -> torch.Tensor:
+        return draw_permutation(size, self.config.landmark_seed, self.layer_idx, name)
+
+    def select_landmarks(self, sequences: Sequences) -> Landmarks:
+        """The landmark tokens of a batch, see [`~sequences.select_landmarks`]."""
+        return select_landmarks(self.landmark_order, self.config.num_landmark_tokens, sequences)
+
+    def resize(self, new_num_positions: int) -> None:
+        """Change the number of positions that landmarks are drawn from, see [`~lengthening.resize_order`]."""
+        if self.config.use_token_attention:
+            # A name of its own: a draw that begins like the one that is resized would not be independent of it.
+            drawn = self._draw(new_num_positions, f"landmark_order/{len(self.landmark_order)}")
+            self.landmark_order = resize_order(self.landmark_order, new_num_positions, drawn)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        for key in (f"{prefix}{name}" for name in self._buffers):
+            if key in state_dict:  # averaged along with weights, 7 may be 6.9999995, which a cast would make 6
+                state_dict[key] = state_dict[key].round()
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def forward(
-        self, hidden_states: torch.Tensor, sequences: Sequences, landmarks: Landmarks | None
+        self, hidden_states: torch.Tensor, sequences: Sequences
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
         """
-        Attend from `(B, S, d)`; there are no landmarks if the token branch is off.
+        Attend from `(B, S, d)`.
 
         Returns the output of that shape, and the attention matrices of both branches, of tokens `(B, H, S, k)` and of
         features `(B, H, h, s2)`: `None` for a branch that is off and for what a fused kernel computes.
@@ -113,7 +142,8 @@ class SkeletonAttention(nn.Module):
         contexts = []
         # Transposed as they are returned and back, so that what is returned is what the outputs are computed from.
         token_attentions = feature_attentions = None
-        if landmarks is not None:  # Equation 3
+        if self.config.use_token_attention:  # Equation 3
+            landmarks = self.select_landmarks(sequences)
             keys, values = map(self._split_heads, self._sample_tokens(hidden_states, landmarks, key_and_value))
             if queries is not None and self.is_fused():
                 mask = None if landmarks.mask is None else landmarks.mask[:, None, None]

@@ -185,7 +185,7 @@ class SKTformerForPrediction(SKTformerPreTrainedModel):
         future_values: torch.Tensor | None = None,
         future_observed_mask: torch.Tensor | None = None,
         **kwargs: Unpack[SKTformerKwargs],
-    ) -> ModelOutput:
+    ) -> SKTformerForPredictionOutput:
         """
         Forecast a batch of series.
 

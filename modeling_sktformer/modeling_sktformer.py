@@ -31,11 +31,11 @@ from .attention import SkeletonAttention
 from .circle import Circle, choose_circle
 from .configuration_sktformer import SKTformerConfig
 from .kernels import Dropout
-from .lengthening import extend_positions, resize_order
+from .lengthening import extend_positions
 from .losses import IGNORE_INDEX, classification_loss, cross_entropy, span_loss
 from .outputs import SKTformerHeadOutput, SKTformerModelOutput, SKTformerSpanOutput
 from .position_batch_norm import PositionBatchNorm
-from .sequences import Landmarks, SequencePooling, Sequences, TokenPlaces, draw_permutation, select_landmarks
+from .sequences import SequencePooling, Sequences, TokenPlaces
 from .smoothing import FourierConvolution, Smoother
 
 
@@ -127,12 +127,10 @@ class SKTformerLayer(GradientCheckpointingLayer):
             self.mlp = SKTformerMLP(config)
         self.dropout = Dropout(config.hidden_dropout_prob, config)
 
-    def forward(
-        self, hidden_states: torch.Tensor, sequences: Sequences, circle: Circle, landmarks: Landmarks | None
-    ) -> torch.Tensor:
+    def forward(self, hidden_states: torch.Tensor, sequences: Sequences, circle: Circle) -> torch.Tensor:
         normalized = self.attention_norm(hidden_states)
         attention_input = normalized if self.smoother is None else self.smoother(normalized, sequences, circle)
-        attention_output, *_ = self.attention(attention_input, sequences, landmarks)
+        attention_output, *_ = self.attention(attention_input, sequences)
         if self.residual_gate is not None:
             attention_input = 2 * self.residual_gate(normalized).sigmoid() * attention_input
         if self.use_smoother_residual:
@@ -144,36 +142,13 @@ class SKTformerLayer(GradientCheckpointingLayer):
 
 
 class SKTformerEncoder(nn.Module):
-    """
-    The layers and a last layer norm, for sequences whose real tokens stand in front.
-
-    What all layers share is computed here, once: the landmarks, and how sequences are convolved. `landmark_order`
-    holds a permutation of the positions for each layer, drawn when the model is made and saved with the weights.
-    """
-
-    landmark_order: torch.Tensor
+    """The layers and a last layer norm, and what all layers share: where sequences end, and how they are convolved."""
 
     def __init__(self, config: SKTformerConfig):
         super().__init__()
         self.config = config
         self.layers = nn.ModuleList(SKTformerLayer(config, index) for index in range(config.num_hidden_layers))
         self.final_norm: nn.Module = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        if config.use_token_attention:
-            # Drawn on the CPU and copied to wherever the model is being built, the meta device included.
-            order = torch.empty(config.num_hidden_layers, config.max_position_embeddings, dtype=torch.long)
-            self.register_buffer("landmark_order", order.copy_(self.draw_landmark_order()))
-
-    def draw_landmark_order(self, new_num_positions: int | None = None) -> torch.Tensor:
-        """
-        Draw a permutation of the positions for each layer: those of a new model, or with `new_num_positions` those
-        that decide where new positions enter when a model is lengthened.
-        """
-        name, size = "landmark_order", self.config.max_position_embeddings
-        if new_num_positions is not None:
-            # A name of its own: a draw that begins like the one that is resized would not be independent of it.
-            name, size = f"landmark_order/{self.landmark_order.shape[1]}", new_num_positions
-        layers = range(self.config.num_hidden_layers)
-        return torch.stack([draw_permutation(size, self.config.landmark_seed, layer, name) for layer in layers])
 
     def forward(self, hidden_states: torch.Tensor, token_mask: torch.Tensor | None) -> torch.Tensor:
         """
@@ -184,29 +159,20 @@ class SKTformerEncoder(nn.Module):
         sequences = Sequences.from_mask(length, token_mask, hidden_states.dtype)
         dtype = torch.promote_types(hidden_states.dtype, torch.float32)
         circle = choose_circle(self.config, batch_size, sequences, dtype, hidden_states.device)
-        landmarks: list[Landmarks] | list[None] = [None] * len(self.layers)
-        if self.config.use_token_attention:
-            landmarks = select_landmarks(self.landmark_order, self.config.num_landmark_tokens, sequences)
-        for layer, of_layer in zip(self.layers, landmarks[: len(self.layers)], strict=True):  # some may be taken away
-            hidden_states = layer(hidden_states, sequences, circle, of_layer)
+        for layer in self.layers:
+            hidden_states = layer(hidden_states, sequences, circle)
         return self.final_norm(hidden_states)
 
     def landmark_positions(self, shape: torch.Size, places: TokenPlaces | None) -> tuple[torch.Tensor, ...]:
         """Where every layer's landmarks stand in an input `(B, S)`, `(B, k)` each and -1 for none."""
         sequences = Sequences.from_mask(shape[1], None if places is None else places.token_mask, torch.float32)
         found = []
-        for ranks, is_there in select_landmarks(self.landmark_order, self.config.num_landmark_tokens, sequences):
+        for layer in self.layers:
+            ranks, is_there = cast(SKTformerLayer, layer).attention.select_landmarks(sequences)
             ranks = ranks.expand(shape[0], -1)
             positions = ranks if places is None else places.places.gather(1, ranks)
             found.append(positions if is_there is None else positions.masked_fill(~is_there, -1))
         return tuple(found)
-
-    def resize(self, new_num_positions: int) -> None:
-        """Change the number of positions that landmarks are drawn from, see [`~lengthening.resize_order`]."""
-        if self.config.use_token_attention:
-            drawn = self.draw_landmark_order(new_num_positions)
-            orders = zip(self.landmark_order, drawn, strict=True)
-            self.landmark_order = torch.stack([resize_order(order, new_num_positions, new) for order, new in orders])
 
 
 class SKTformerPreTrainedModel(PreTrainedModel):
@@ -217,7 +183,7 @@ class SKTformerPreTrainedModel(PreTrainedModel):
     base_model_prefix = "sktformer"
     supports_gradient_checkpointing = True
     _input_embed_layer = "word_embeddings"
-    _no_split_modules = ["SKTformerEmbeddings", "SKTformerLayer", "SKTformerEncoder"]  # whose buffer needs a place
+    _no_split_modules = ["SKTformerEmbeddings", "SKTformerLayer"]
     _can_compile_fullgraph = True
     # The classes that a checkpoint names for the Auto classes.
     _auto_map = AUTO_MAP
@@ -252,10 +218,9 @@ class SKTformerPreTrainedModel(PreTrainedModel):
         elif isinstance(module, SequencePooling):
             init.zeros_(module.center)
             init.ones_(module.scale)
-        elif isinstance(module, SkeletonAttention) and self.config.use_feature_attention:
-            init.copy_(module.landmark_features, module.draw_landmark_features())
-        elif isinstance(module, SKTformerEncoder) and self.config.use_token_attention:
-            init.copy_(module.landmark_order, module.draw_landmark_order())
+        elif isinstance(module, SkeletonAttention):
+            for name, drawn in module.draw_samples().items():
+                init.copy_(getattr(module, name), drawn)
 
     def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
         """
@@ -334,8 +299,10 @@ class SKTformerPreTrainedModel(PreTrainedModel):
             vars(self.config).update(before)
 
     def _check_keywords(self, keywords: Mapping[str, Any]) -> None:
-        for keyword in [k for k, v in keywords.items() if v is not None and k not in SKTformerKwargs.__annotations__]:
-            expected = [*inspect.signature(type(self).forward).parameters, *SKTformerKwargs.__annotations__]
+        known = SKTformerKwargs.__annotations__
+        # Libraries give what they want to be off to every model: a cache, say.
+        for keyword in [k for k, v in keywords.items() if v is not None and v is not False and k not in known]:
+            expected = [*inspect.signature(type(self).forward).parameters, *known]
             similar = difflib.get_close_matches(keyword, expected, n=1)
             hint = f"; did you mean `{similar[0]}`?" if similar else "."
             raise TypeError(f"SKTformer takes no keyword `{keyword}`{hint}")
@@ -389,7 +356,7 @@ class SKTformerPreTrainedModel(PreTrainedModel):
         for module in self.modules():
             if isinstance(module, PositionBatchNorm):
                 module.resize(new_num_position_embeddings, extension)
-            elif isinstance(module, (FourierConvolution, SKTformerEncoder)):
+            elif isinstance(module, (FourierConvolution, SkeletonAttention)):
                 module.resize(new_num_position_embeddings)
             if getattr(module, "config", None) is shared_config:
                 setattr(module, "config", resized_config)  # noqa: B010
@@ -532,7 +499,7 @@ class SKTformerHeadModel(SKTformerPreTrainedModel):
         inputs_embeds: torch.Tensor | None = None,
         labels: torch.Tensor | None = None,
         **kwargs: Unpack[SKTformerKwargs],
-    ) -> ModelOutput:
+    ) -> SKTformerHeadOutput:
         """
         Encode a batch and score it. Inputs, keywords and errors are those of [`SKTformerModel.forward`].
 
@@ -765,7 +732,7 @@ class SKTformerForQuestionAnswering(SKTformerPreTrainedModel):
         start_positions: torch.Tensor | None = None,
         end_positions: torch.Tensor | None = None,
         **kwargs: Unpack[SKTformerKwargs],
-    ) -> ModelOutput:
+    ) -> SKTformerSpanOutput:
         """
         Point at answers. Inputs, keywords and errors are those of [`SKTformerModel.forward`].
 

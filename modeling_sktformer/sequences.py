@@ -51,31 +51,29 @@ class Landmarks(NamedTuple):
         return states.gather(1, positions.unsqueeze(-1).expand(-1, -1, states.shape[-1]))
 
 
-def select_landmarks(landmark_order: torch.Tensor, num_landmarks: int, sequences: Sequences) -> list[Landmarks]:
+def select_landmarks(landmark_order: torch.Tensor, num_landmarks: int, sequences: Sequences) -> Landmarks:
     """
-    Select the landmarks of all layers: each sequence's first `num_landmarks` real tokens in a layer's sampled order.
+    Select the landmarks of a layer: each sequence's first `num_landmarks` real tokens in the layer's sampled order.
 
     A sequence of N tokens gets the paper's uniform sample (Algorithm 1); a shorter one a uniform sample of its own
-    tokens, never of padding. `landmark_order` of shape `(num_layers, N)` holds a permutation of the positions for each
-    layer; returns [`Landmarks`] for each of them, k = min(`num_landmarks`, S), in graphs `num_landmarks`.
+    tokens, never of padding. `landmark_order`, `(N,)`, is a permutation of the positions; k = min(`num_landmarks`, S),
+    in graphs `num_landmarks`.
     """
-    num_positions = landmark_order.shape[1]
-    ranks = landmark_order.argsort(dim=-1)  # the inverse permutations
+    num_positions = len(landmark_order)
+    ranks = landmark_order.argsort()  # the inverse permutation
     # No slice, which is contiguous if it is the whole: to ask that binds an exported graph to one of the two.
-    ranks = ranks.index_select(1, torch.arange(sequences.length, device=ranks.device)).unsqueeze(1)
+    ranks = ranks.index_select(0, torch.arange(sequences.length, device=ranks.device))
     if sequences.token_mask is not None:
-        ranks = torch.where(sequences.token_mask, ranks, num_positions)  # (layers, B, S)
+        ranks = torch.where(sequences.token_mask, ranks, num_positions)  # (B, S)
     is_graph = is_tracing()
     if is_graph:  # which serves inputs of fewer tokens than landmarks, of one as well, with masked landmarks
-        ranks = nn.functional.pad(ranks, (0, num_landmarks), value=num_positions)
+        ranks = nn.functional.pad(torch.atleast_2d(ranks), (0, num_landmarks), value=num_positions)
     else:
         num_landmarks = min(num_landmarks, sequences.length)
-    landmark_ranks, positions = ranks.topk(num_landmarks, dim=-1, largest=False, sorted=True)
+    landmark_ranks, positions = ranks.topk(num_landmarks, largest=False, sorted=True)
     if sequences.token_mask is None and not is_graph:
-        return [Landmarks(of_layer, None) for of_layer in positions.squeeze(1).unbind()]
-    masks = landmark_ranks < num_positions
-    positions = positions.clamp(max=sequences.length - 1)
-    return [Landmarks(*of_layer) for of_layer in zip(positions.unbind(), masks.unbind(), strict=True)]
+        return Landmarks(positions, None)
+    return Landmarks(positions.clamp(max=sequences.length - 1), landmark_ranks < num_positions)
 
 
 def draw_permutation(size: int, seed: int, layer_idx: int, name: str) -> torch.Tensor:

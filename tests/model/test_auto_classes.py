@@ -4,6 +4,7 @@ import ast
 import copy
 import dataclasses
 import importlib
+import inspect
 import json
 import os
 import re
@@ -184,15 +185,12 @@ def test_the_base_model_is_loaded_from_any_head(model_class, tmp_path):
 def expected_landmarks():
     """Each layer's landmarks for `landmark_seed=0`, by the definition."""
     config = make_config()
-    layers = range(config.num_hidden_layers)
-    orders = [draw_permutation(config.max_position_embeddings, 0, layer, "landmark_order") for layer in layers]
-    features = {
-        f"encoder.layers.{layer}.attention.landmark_features": draw_permutation(
-            config.head_dim, 0, layer, "landmark_features"
-        )
-        for layer in layers
+    sizes = {"landmark_order": config.max_position_embeddings, "landmark_features": config.head_dim}
+    return {
+        f"encoder.layers.{layer}.attention.{name}": draw_permutation(size, 0, layer, name)
+        for layer in range(config.num_hidden_layers)
+        for name, size in sizes.items()
     }
-    return {"encoder.landmark_order": torch.stack(orders), **features}
 
 
 @pytest.mark.parametrize("seed", [0, 1])
@@ -338,12 +336,25 @@ def test_a_misspelt_keyword_is_an_error(model_class):
         model(**inputs, labls=inputs["input_ids"])
 
 
+@all_models
+def test_what_a_model_returns_can_be_read_from_its_annotation(model_class):
+    """As sentence-transformers does, for cross and sparse encoders."""
+    model = make_float32_model(model_class)
+    annotation = inspect.signature(model.forward).return_annotation
+    assert {field.name for field in dataclasses.fields(annotation)} >= {"hidden_states", "attentions"}
+    if model_class in MODELS and model_class not in PAIR_HEADS:
+        assert type(model(**make_inputs())) is annotation
+
+
 @pytest.mark.parametrize("model_class", HEADS, ids=lambda c: c.__name__)
 def test_a_misspelt_keyword_is_an_error_in_every_head(model_class):
     model, batch = make_model(model_class), make_batch([12, 7])
     inputs = in_pairs(batch.inputs()) if model_class in PAIR_HEADS else batch.inputs()
     labels = batch.labels(model_class)
-    assert torch.equal(model(**inputs, **labels, head_mask=None)[0], model(**inputs, **labels)[0])  # as wrappers do
+    off = {"head_mask": None, "use_cache": False, "is_causal": False}  # as wrappers do
+    assert torch.equal(model(**inputs, **labels, **off)[0], model(**inputs, **labels)[0])
+    with pytest.raises(TypeError, match="no keyword `use_cache`"):
+        model(**inputs, **labels, use_cache=True)
     inputs["atention_mask"] = inputs.pop("attention_mask")
     with pytest.raises(TypeError, match="no keyword `atention_mask`; did you mean `attention_mask`"):
         model(**inputs, **batch.labels(model_class))
@@ -451,7 +462,7 @@ def test_offloading_to_disk_changes_no_output(offloaded, offload_buffers, tmp_pa
     model.save_pretrained(tmp_path)
     encoder = "sktformer.encoder"
     names = ("sktformer.embeddings", f"{encoder}.layers.0", f"{encoder}.final_norm", "head", "decoder")
-    devices = {**dict.fromkeys(names, "cpu"), f"{encoder}.landmark_order": "cpu", f"{encoder}.layers.1": "disk"}
+    devices = {**dict.fromkeys(names, "cpu"), f"{encoder}.layers.1": "disk"}
     if offloaded == "whole model":
         devices = {"": "disk"}
     loaded = AutoModelForMaskedLM.from_pretrained(
@@ -459,7 +470,7 @@ def test_offloading_to_disk_changes_no_output(offloaded, offload_buffers, tmp_pa
     )
     attention = loaded.sktformer.encoder.layers[1].attention
     assert {parameter.device.type for parameter in attention.parameters()} == {"meta"}
-    assert attention.landmark_features.device.type == ("meta" if offload_buffers else "cpu")
+    assert {buffer.device.type for buffer in attention.buffers()} == {"meta" if offload_buffers else "cpu"}
     # All columns of keys and values are computed where a weight is brought in for its own layer alone.
     torch.testing.assert_close(outputs_of(loaded), outputs_of(model), rtol=1e-5, atol=1e-5)
 

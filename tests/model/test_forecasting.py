@@ -1,6 +1,7 @@
 """The forecasting head against its listing, written out here one series at a time, and the laws of its mask."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -81,8 +82,6 @@ def naive_forecast(model: SKTformerForPrediction, past: torch.Tensor) -> torch.T
             states = states + group[-1] @ weights["level_embedding.weight"].T
         for number in range(config.num_hidden_layers):
             layer = under(weights, f"encoder.layers.{number}")
-            if "encoder.landmark_order" in weights:
-                layer["attention.landmark_order"] = weights["encoder.landmark_order"][number]
             (states,) = naive_layer(layer, layer_config, [states], training=False)
         decoded = naive_linear(under(weights, "decoder"), states)
         times = range(config.context_length, config.context_length + config.prediction_length)
@@ -339,11 +338,9 @@ def test_landmarks_are_the_same_however_a_forecaster_is_made():
     emptied.to_empty(device="cpu")
     emptied.init_weights()
     for model in (made, emptied):
-        orders = [draw_permutation(CONTEXT, 5, layer, "landmark_order") for layer in range(2)]
-        assert torch.equal(model.encoder.landmark_order, torch.stack(orders))
         for number, layer in enumerate(model.encoder.layers):
-            features = draw_permutation(config.head_dim, 5, number, "landmark_features")
-            assert torch.equal(layer.attention.landmark_features, features)
+            for name, size in (("landmark_order", CONTEXT), ("landmark_features", config.head_dim)):
+                assert torch.equal(getattr(layer.attention, name), draw_permutation(size, 5, number, name))
 
 
 def test_replicas_without_parameters_forecast():
@@ -459,8 +456,9 @@ def test_a_configuration_without_return_dict_gives_tuples(tmp_path):
 def test_time_steps_that_are_landmarks_are_named():
     model = make_forecaster()
     positions = model(make_series(), output_attentions=True).landmark_positions
-    expected = [order[order < CONTEXT][:5] for order in model.encoder.landmark_order]
-    assert_equal(positions, [order.expand(4, -1) for order in expected])
+    layers: Any = model.encoder.layers
+    orders = [layer.attention.landmark_order for layer in layers]
+    assert_equal(positions, [order[order < CONTEXT][:5].expand(4, -1) for order in orders])
 
 
 @pytest.mark.parametrize("channel_independence", [False, True])

@@ -18,7 +18,7 @@ from modeling_sktformer import SKTformerForSequenceClassification, SKTformerMode
 from modeling_sktformer.attention import SkeletonAttention
 from modeling_sktformer.kernels import Dropout, choose_kernel, is_plain
 from modeling_sktformer.position_batch_norm import PositionBatchNorm
-from modeling_sktformer.sequences import Landmarks, Sequences
+from modeling_sktformer.sequences import Sequences
 from support.builders import assert_equal, gradients, make_batch, make_config, make_model
 
 
@@ -54,9 +54,8 @@ def make_attention(**overrides) -> SkeletonAttention:
 
 
 def attend(layer: SkeletonAttention, states: torch.Tensor) -> torch.Tensor:
-    """The output for sequences without padding, whose first tokens are the landmarks."""
-    landmarks = Landmarks(torch.arange(layer.config.num_landmark_tokens), None)
-    return layer(states, Sequences(states.shape[1]), landmarks if layer.config.use_token_attention else None)[0]
+    """The output for sequences without padding."""
+    return layer(states, Sequences(states.shape[1]))[0]
 
 
 def make_states(dtype: torch.dtype = torch.float64, **options) -> torch.Tensor:
@@ -325,12 +324,9 @@ def test_samples_of_all_keys_and_values_are_those_of_their_weights(branch, maske
     layer, states = make_attention(**branch), make_states(requires_grad=True)
     mask = torch.arange(16) < torch.tensor([[16], [1]]) if masked else None
     sequences = Sequences.from_mask(16, mask, states.dtype)
-    landmarks = Landmarks(torch.tensor([0, 3]), None)
-    if masked:
-        landmarks = Landmarks(torch.tensor([[3, 0], [0, 3]]), torch.tensor([[True, True], [True, False]]))
     results = []
     for _ in range(2):
-        outputs, *weights = layer(states, sequences, landmarks if layer.config.use_token_attention else None)
+        outputs, *weights = layer(states, sequences)
         outputs = sequences.zero_padding(outputs)
         loss = outputs.sin().sum()
         for matrix in filter(torch.is_tensor, weights):  # as interpretability methods do
@@ -397,8 +393,7 @@ def test_frozen_weights_get_no_gradient_and_cost_none(frozen, attention):
 def test_changed_dropouts_see_the_attention_matrix():
     layer, seen = make_attention(), []
     layer.dropout.register_forward_hook(lambda module, inputs, output: seen.append(inputs[0]))
-    landmarks = Landmarks(torch.arange(2), None)
-    _, tokens, features = layer(make_states(), Sequences(16), landmarks)
+    _, tokens, features = layer(make_states(), Sequences(16))
     assert_equal([matrix.mT for matrix in seen], [tokens, features])
 
 

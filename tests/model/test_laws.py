@@ -1,5 +1,6 @@
 """What holds for every model, head and padding; in float64."""
 
+import copy
 import itertools
 import math
 import re
@@ -20,6 +21,7 @@ from modeling_sktformer import (
     SKTformerModel,
     circle,
 )
+from modeling_sktformer.circle import Circle
 from modeling_sktformer.lengthening import extend_positions, resize_order
 from modeling_sktformer.losses import classification_loss
 from modeling_sktformer.position_batch_norm import PositionBatchNorm
@@ -128,7 +130,7 @@ def test_landmarks_of_attentions_can_be_found_in_the_input(side):
     output = model(**batch.inputs(side, 16), output_attentions=True, output_feature_attentions=True)
     places = batch.places(side, 16)
     for layer, positions in enumerate(output.landmark_positions):
-        order = model.encoder.landmark_order[layer].tolist()
+        order = model.encoder.layers[layer].attention.landmark_order.tolist()
         for row, tokens in enumerate(places):
             expected = [int(tokens[place]) for place in order if place < len(tokens)][:5]
             assert positions[row].tolist() == expected + [-1] * (5 - len(expected))
@@ -152,16 +154,48 @@ def test_heads_pass_on_what_the_encoder_is_asked_for(model_class):
     assert_equal(dict(tree_unflatten(leaves, structure)), dict(output))
 
 
-def test_landmarks_are_selected_once_for_all_layers(monkeypatch):
-    model, calls = make_model(SKTformerModel, num_hidden_layers=3), []
+@pytest.mark.parametrize("kept", [(0, 1), (0, 3), (2,)])
+def test_layers_keep_their_samples_where_others_are_taken_away(kept, tmp_path):
+    model, inputs = make_model(SKTformerModel, num_hidden_layers=4), make_batch([16, 7]).inputs()
+    sequences = Sequences.from_mask(16, None, torch.float64)
+    states = model.embeddings(inputs["input_ids"], None, None, None)
+    plain = {"input_ids": inputs["input_ids"]}
+    for number in kept:
+        states = model.encoder.layers[number](states, sequences, Circle(16))
+    expected = model.encoder.final_norm(states)
+    model.encoder.layers = torch.nn.ModuleList(model.encoder.layers[number] for number in kept)
+    model.config.num_hidden_layers = len(kept)
+    torch.testing.assert_close(model(**plain).last_hidden_state, expected, rtol=0, atol=1e-9)
+    positions = model(**plain, output_attentions=True).landmark_positions
+    orders = [layer.attention.landmark_order[:5] for layer in model.encoder.layers]
+    assert_equal(positions, [order.expand(2, -1) for order in orders])
+    model.save_pretrained(tmp_path)
+    assert_equal(SKTformerModel.from_pretrained(tmp_path)(**inputs)[0], model(**inputs)[0])
 
-    def select(*arguments):
-        calls.append(arguments)
-        return select_landmarks(*arguments)
 
-    monkeypatch.setattr("modeling_sktformer.modeling_sktformer.select_landmarks", select)
-    model(**make_batch([12, 7]).inputs())
-    assert len(calls) == 1
+def test_the_first_layers_of_a_checkpoint_make_a_model(tmp_path):
+    teacher = make_model(SKTformerModel, num_hidden_layers=3)
+    teacher.resize_position_embeddings(24)  # whose samples are not those of a new model
+    teacher.save_pretrained(tmp_path)
+    student = SKTformerModel.from_pretrained(tmp_path, num_hidden_layers=2)
+    made = SKTformerModel(copy.deepcopy(student.config)).double().eval()
+    made.load_state_dict(teacher.state_dict(), strict=False)
+    inputs = make_batch([24, 7]).inputs()
+    teacher.encoder.layers = teacher.encoder.layers[:2]
+    expected = teacher(**inputs)[0]
+    assert_equal([student(**inputs)[0], made(**inputs)[0]], [expected, expected])
+
+
+@pytest.mark.parametrize("share", [0.1, 0.3, 0.9, 0.9995])
+def test_averaged_checkpoints_keep_their_samples(share):
+    model = make_model(SKTformerModel)
+    weights, inputs = model.state_dict(), make_batch([16, 7]).inputs()
+    before = model(**inputs)[0]
+    averaged = {name: share * value + (1 - share) * value for name, value in weights.items()}
+    order = averaged["encoder.layers.0.attention.landmark_order"]
+    assert torch.equal(order, order.round()) == (share == 0.3)
+    model.load_state_dict(averaged)
+    torch.testing.assert_close(model(**inputs)[0], before, rtol=0, atol=1e-9)
 
 
 def test_position_ids_and_embeddings_move_with_their_tokens():
@@ -250,8 +284,7 @@ def test_no_length_is_special_at_the_default_size(length):
 def landmarks_of(order: torch.Tensor, num_landmarks: int, length: int, mask: torch.Tensor | None) -> Landmarks:
     """The landmarks of a single layer."""
     sequences = Sequences.from_mask(length, mask, torch.float64)
-    (landmarks,) = select_landmarks(order.unsqueeze(0), num_landmarks, sequences)
-    return landmarks
+    return select_landmarks(order, num_landmarks, sequences)
 
 
 def test_full_sample_is_full_attention():
@@ -266,8 +299,7 @@ def test_full_sample_is_full_attention():
     attended = torch.nn.functional.scaled_dot_product_attention(query, key, value, mask[:, None, None])
     expected = attention.out_proj(attention.token_norm(attended.transpose(1, 2).flatten(2)))
     sequences = Sequences.from_mask(16, mask, torch.float64)
-    landmarks = landmarks_of(model.encoder.landmark_order[0], 16, 16, mask)
-    got, probabilities, _ = attention(states, sequences, landmarks)
+    got, probabilities, _ = attention(states, sequences)
     assert_equal(got, expected)
     assert probabilities.shape == (3, 2, 16, 16)
 
@@ -401,18 +433,6 @@ def test_rows_of_choices_may_share_positions_and_types():
     assert_equal(model(**inputs | shared).logits, expected)
     with pytest.raises(RuntimeError, match="unflatten"):
         model(**make_batch([12, 7]).inputs())
-
-
-def test_layers_may_be_taken_away():
-    """As one does to begin with a smaller student."""
-    model, inputs = make_model(SKTformerModel, num_hidden_layers=3), make_batch([12, 7]).inputs()
-    expected = model(**inputs, output_hidden_states=True).hidden_states[2]
-    layers, model.encoder.final_norm = model.encoder.layers, torch.nn.Identity()
-    model.encoder.layers = layers[:2]
-    assert_equal(model(**inputs).last_hidden_state, expected)
-    model.encoder.layers = layers.append(layers[0])
-    with pytest.raises(ValueError, match="zip"):  # which has no landmarks
-        model(**inputs)
 
 
 def test_labelled_tokens_are_looked_for_once():
@@ -639,7 +659,7 @@ def test_new_positions_enter_the_order_at_random():
     for seed in range(300):
         model = SKTformerModel(make_config(num_hidden_layers=1, landmark_seed=seed))
         model.resize_position_embeddings(32)
-        order = model.encoder.landmark_order[0].tolist()
+        order = model.state_dict()["encoder.layers.0.attention.landmark_order"].tolist()
         assert sorted(order) == list(range(32))
         following += order[0] >= 16 and order[1] == order[0] - 16
     # By chance in 1 of 62 models; five standard deviations above.
@@ -662,10 +682,11 @@ def test_lengthening_there_and_back_is_the_same_model():
     model = make_model(SKTformerForMaskedLM)
     inputs = make_batch([16, 9]).inputs()
     before = model(**inputs).logits
-    order = model.sktformer.encoder.landmark_order.clone()
+    layers: Any = model.sktformer.encoder.layers
+    orders = [layer.attention.landmark_order.clone() for layer in layers]
     model.resize_position_embeddings(24)
     model.resize_position_embeddings(16)
-    assert torch.equal(model.sktformer.encoder.landmark_order, order)
+    assert_equal([layer.attention.landmark_order for layer in layers], orders)
     assert_equal(model(**inputs).logits, before)
 
 

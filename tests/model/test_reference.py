@@ -116,6 +116,20 @@ def form(request, monkeypatch) -> None:
         monkeypatch.setattr(attention.SkeletonAttention, "is_fused", lambda self: self.config.use_token_attention)
 
 
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_initialisation_writes_everything(variant):
+    """What a checkpoint lacks is memory as it was found until then."""
+    model = make_model(SKTformerForMaskedLM, **VARIANTS[variant])
+    with torch.no_grad():
+        for values in (*model.parameters(), *model.buffers()):
+            values.fill_(torch.nan if values.is_floating_point() else -1)
+            values._is_hf_initialized = False
+    for module in model.modules():
+        model._init_weights(module)
+    for name, values in model.state_dict().items():
+        assert values.isfinite().all() if values.is_floating_point() else values.min() >= 0, name
+
+
 @pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_encoder_equals_its_equations(variant, training):
@@ -205,11 +219,7 @@ def test_attentions_are_the_token_branch():
     ]
     smoothed = naive_smoother(under(first, "smoother"), model.config, inputs, training=False)
     for row, states in enumerate(smoothed):
-        layer = {
-            **under(weights, "encoder.layers.0.attention"),
-            "landmark_order": weights["encoder.landmark_order"][0],
-        }
-        _, heads = naive_skeleton_attention(layer, model.config, states)
+        _, heads = naive_skeleton_attention(under(weights, "encoder.layers.0.attention"), model.config, states)
         for head, expected in enumerate(heads):
             num_tokens, num_landmarks = expected.shape
             got = attentions[row, head, :num_tokens]

@@ -186,10 +186,7 @@ def naive_encoder(
         states.append(naive_layer_norm(under(embeddings, "norm"), torch.stack(rows), config.layer_norm_eps))
     encoder = under(weights, "encoder")
     for index in range(config.num_hidden_layers):
-        layer = under(encoder, f"layers.{index}")
-        if config.use_token_attention:
-            layer["attention.landmark_order"] = encoder["landmark_order"][index]
-        states = naive_layer(layer, config, states, training)
+        states = naive_layer(under(encoder, f"layers.{index}"), config, states, training)
     return [naive_layer_norm(under(encoder, "final_norm"), state, config.layer_norm_eps) for state in states]
 
 
