@@ -109,7 +109,7 @@ class BenchmarkArguments(MeasurementArguments):
 
     @property
     def comparison(self) -> str:
-        """One of [`COMPARISONS`]."""
+        """Its name in [`~experiments.benchmark.report.COMPARISONS`]."""
         if self.count:
             return "counts"
         return "scaling" if self.tokens_per_batch else "short_inputs" if self.made_for else "speed"

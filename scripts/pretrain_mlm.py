@@ -99,9 +99,7 @@ def run_identity(command: Command, corpus: Corpus) -> progress.RunIdentity:
     decides = {"data": corpus.fingerprint, "streaming": reading.streaming}
     if reading.streaming:
         decides["readers"] = training.num_readers  # which share the documents among themselves
-    # How much is evaluated decides nothing of a training, but for which checkpoint is the best.
-    counts = not training.do_train or training.load_best_model_at_end
-    unused = ("tokenizer_name", "sparse_prediction", *(() if counts else ("max_eval_samples",)))
+    unused = ("tokenizer_name", "sparse_prediction")
     decides |= {name: value for name, value in vars(mlm).items() if name not in unused}
     decides |= {"probabilities": reading.probabilities, "one_document_per_block": reading.one_document_per_block}
     decides["config_name"] = models.fingerprint_config(model.config_name)

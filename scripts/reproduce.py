@@ -41,7 +41,8 @@ def main() -> None:
         raise UserError(f"There is no table {arguments.table}; the tables are {', '.join(TABLES)}.")
     table = TABLES[arguments.table].with_arguments(arguments)
     taken = {flag for stage in table.stages for flag in stage.data}
-    given = {name: value for name, value in command.given.items() if name in (*TEXT, "data_dir", "test_file")}
+    known = {flag for other in TABLES.values() for stage in other.stages for flag in stage.data}
+    given = {name: value for name, value in command.given.items() if name in known}
     if not given.keys() <= taken:
         raise UserError(f"The table {arguments.table} takes no --{' and no --'.join(sorted(given.keys() - taken))}.")
     if lacking := sorted({flag for stage in table.stages for flag in stage.needs} - given.keys()):

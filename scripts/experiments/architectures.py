@@ -1,6 +1,7 @@
 """Other architectures of transformers, at the sizes of an SKTformer, so that they can be compared."""
 
 import copy
+import inspect
 from contextlib import suppress
 from typing import Any, cast
 
@@ -116,6 +117,11 @@ def length_fields(config: PreTrainedConfig, max_length: int) -> dict[str, int]:
         # RoBERTa and its relatives count positions from behind the padding token's id.
         fields["max_position_embeddings"] += max_length - cast(int, longest_input(AutoModel.from_config(config)))
     return fields
+
+
+def takes_mask(model: PreTrainedModel) -> bool:
+    """Whether a model can be told where padding is."""
+    return "attention_mask" in inspect.signature(model.forward).parameters
 
 
 def longest_input(model: PreTrainedModel) -> int | None:

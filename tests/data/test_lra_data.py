@@ -15,7 +15,7 @@ from datasets import ClassLabel, Dataset, Features, Image, Value
 from experiments.arguments import UserError
 from experiments.lra import images, texts
 from experiments.lra.data import LraArguments, load_parts
-from experiments.lra.examples import Examples, collate
+from experiments.lra.examples import Examples, collate, part_sizes
 from experiments.lra.pretraining import MaskedCollator
 
 
@@ -363,8 +363,9 @@ def test_pixels_that_are_no_grey_values_are_refused(arrays, pixels):
 
 
 def test_pairs_that_are_made_share_a_topic_when_they_belong_together():
-    parts = texts.make_pairs((200, 20, 20), 300, seed=0)
-    again = texts.make_pairs((200, 20, 20), 300, seed=0)
+    sizes = part_sizes(240, 20)
+    parts, again = (texts.make_pairs(sizes, 300, seed=0) for _ in range(2))
+    assert sizes == {name: len(part) for name, part in parts.items()} == {"train": 200, "validation": 20, "test": 20}
     assert parts["train"].fingerprint() == again["train"].fingerprint()
     assert parts["train"].labels.sum() == 100
     assert parts["train"].lengths.max() <= 300

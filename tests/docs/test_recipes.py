@@ -117,7 +117,7 @@ def test_classification_recipes_parse(path):
 
 def test_best_recipes_are_read_behind_the_task_s():
     assert {name for name in OVERLAYS if name.startswith("lra/best/")} == {
-        f"lra/best/{name}.yaml" for name in LRA_TASKS
+        f"lra/best/{name}.yaml" for name in PUBLISHED_TASKS
     }
     base, image, best = (str(CONFIGURATION / f"lra/{name}.yaml") for name in ("base", "image", "best/image"))
     alone = parse_command(run_lra.ARGUMENTS, argv=["--recipe", best, "--use_cpu"])

@@ -23,12 +23,12 @@ import run_lra
 from experiments.arguments import CONFIGURATION, UserError, flag_values, parse_command
 from experiments.comparisons.lra_tables import TABLES, tables_of
 from experiments.fine_tuning import predict
-from experiments.lra import data
+from experiments.lra import data, published
 from experiments.lra.data import load_parts
 from experiments.lra.examples import Examples, collate
 from experiments.lra.jobs import compute_metrics
 from experiments.lra.models import LraModelArguments, build_model
-from experiments.lra.published import ROWS, published_figures, published_incoherence
+from experiments.lra.published import PUBLISHED_TASKS, ROWS, published_figures, published_incoherence
 from experiments.lra.report import SETTING, write_report
 from experiments.lra.tasks import TASKS
 from experiments.run_folder import METRICS_FILE
@@ -232,7 +232,7 @@ def test_generated_tasks_need_no_data(run, capsys):
     assert metrics_of(folder)["eval_test_samples"] == 3
     assert metrics_of(folder)["max_length"] == 40
     assert metrics_of(folder)["source"] == "listops-8-40-4-10-150-seed-0"  # and no path
-    with pytest.raises(UserError, match=r"An expression has \d\d symbols, more than --max_seq_length 12, and would"):
+    with pytest.raises(UserError, match=r"of ListOps has \d\d values, more than --max_seq_length 12, and would"):
         run(*EXPRESSIONS, "--max_seq_length", 12)
     made = sorted(path.name for path in (folder.parent / "runs" / "lra-data").rglob("*.tsv"))
     assert made == ["basic_test.tsv", "basic_train.tsv", "basic_val.tsv"]
@@ -595,10 +595,33 @@ def test_a_task_that_the_paper_does_not_have_gets_tables_without_its_figures(mon
     assert tables.keys() == {name.replace("text", "another") for name in tables_of("text")}
     for name, of_text in tables_of("text").items():
         table = tables[name.replace("text", "another")]
-        assert table.title == of_text.title.replace("Text", "Another")
+        title = of_text.title.replace("Text", "Another").replace("the paper's recipe", "the recipe")
+        assert table.title == title
+        assert not any("best/" in note for note in table.notes)
         for stage in table.stages:
             assert not any(measure.baselines for measure in stage.measures)
             assert not any(curve.baselines for curve in stage.curves)
+            assert stage.runs != "lra.txt"  # which has the paper's best values
+
+
+def test_every_field_of_the_model_is_the_paper_s_or_decides_none_of_its_figures():
+    free = {"vocab_size", "max_position_embeddings", "type_vocab_size", "landmark_seed", "initializer_range"}
+    free |= {"layer_norm_eps", "tie_word_embeddings", "sparse_prediction", "kernels", "classifier_dropout"}
+    free |= {name for name in vars(SKTformerConfig()) if name.endswith(("_dropout_prob", "_token_id"))}
+    forecasts = {"context_length", "prediction_length", "num_input_channels", "num_harmonics", "embed_level", "loss"}
+    forecasts |= {"scaling_location", "scaling_epsilon", "channel_independence", "decoder_initializer_scale"}
+    fields = SKTformerConfig.__annotations__.keys() & vars(SKTformerConfig()).keys()
+    assert fields - free - forecasts == published._MODEL.keys() | {*published._COUNTS, *published._LOSSES}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"hidden_act": "relu"}, {"fourier_initializer_scale": 8.0}, {"use_smoother_residual": True}, {"use_mlp": False}],
+)
+def test_the_paper_s_figures_do_not_stand_beside_another_model(change):
+    config = SKTformerConfig(**SIZES_OF_THE_PAPER)
+    assert published_figures("image", config, 0)["setting"] == pytest.approx(0.539)
+    assert published_figures("image", SKTformerConfig(**SIZES_OF_THE_PAPER | change), 0)["setting"] is None
 
 
 def test_published_rows_have_their_published_means():
@@ -625,7 +648,7 @@ def test_published_rows_have_their_published_means():
         fields = {"r": "num_segments", "s1": "num_landmark_tokens", "s2": "num_landmark_features"}
         changes = {fields[field]: int(number)} if number else {f"use_{name.removeprefix('no ')}": False}
         config = SKTformerConfig(**SIZES_OF_THE_PAPER | changes)
-        return [100 * published_figures(task, config, 0)["setting"] for task in TASKS]
+        return [100 * published_figures(task, config, 0)["setting"] for task in PUBLISHED_TASKS]
 
     assert {f"{name} (paper)" for name in printed} >= set(ROWS)
     for name, mean in printed.items():

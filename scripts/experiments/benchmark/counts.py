@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import asdict, replace
-from inspect import signature
 from itertools import product
 from typing import Any
 from unittest.mock import patch
@@ -11,8 +10,8 @@ from unittest.mock import patch
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 from tqdm import tqdm
-from transformers import PreTrainedModel
 
+from experiments.architectures import takes_mask
 from experiments.benchmark import models
 from experiments.benchmark.measurement import failure_reason
 from experiments.benchmark.models import MODELS, PRECISIONS, SIZES, Setting, Workload
@@ -42,7 +41,6 @@ DEFAULTS: dict[str, Any] = {
 }
 # The modules of the model whose form depends on where they run.
 _CHOOSERS = ("attention", "circle")
-_LAYER_PATTERNS = {"modernbert": 3, "reformer": 2}
 
 
 def count_step(workload: Workload, setting: Setting) -> dict[str, float]:
@@ -61,7 +59,7 @@ def count_step(workload: Workload, setting: Setting) -> dict[str, float]:
     with torch.device("meta"), FusedAttention(), torch.set_grad_enabled(is_training):
         model: Any = models.build_model(workload.model, models.build_config(workload, setting.num_layers))
         model.to(PRECISIONS[setting.precision]).train(is_training)
-        if setting.padded and not takes_mask(workload.model, model):
+        if setting.padded and not (MODELS[workload.model].reads_mask and takes_mask(model)):
             raise ValueError("takes no mask")
         # Models look whether they are part of a graph, which has a form of its own, and where they run.
         graph = patch("torch.compiler.is_compiling", return_value=True) if setting.compile else nullcontext()
@@ -90,14 +88,9 @@ def count_step(workload: Workload, setting: Setting) -> dict[str, float]:
     }
 
 
-def takes_mask(name: str, model: PreTrainedModel) -> bool:
-    """Whether a model does something with `attention_mask`."""
-    return name not in ("linformer", "performer") and "attention_mask" in signature(model.forward).parameters
-
-
 def count_layer(workload: Workload, setting: Setting) -> dict[str, float]:
     """The mean of [`count_step`] over a pattern of layers, `multiply_adds` of a token."""
-    pattern = _LAYER_PATTERNS.get(workload.model, 1)
+    pattern = MODELS[workload.model].layer_pattern
     more, fewer = (count_step(workload, replace(setting, num_layers=times * pattern)) for times in (2, 1))
     layer = {name: (more[name] - fewer[name]) / pattern for name in more}
     return layer | {"multiply_adds": layer["multiply_adds"] / (workload.batch_size * workload.length)}

@@ -25,11 +25,24 @@ from modeling_sktformer.kernels import Dropout
 
 @dataclass(frozen=True)
 class Encoder:
-    """What tables call a model, its `model_type` in transformers, and what has to be known to read its row."""
+    """
+    A model.
+
+    Args:
+        title (`str`): What tables call it.
+        model_type (`str`): Its name in transformers.
+        note (`str`): What has to be known to read its row.
+        attention (`str`, *optional*): Its `attn_implementation`, of transformers or registered below.
+        reads_mask (`bool`): Whether it does something with an `attention_mask` that its `forward` takes.
+        layer_pattern (`int`): After how many layers their kinds repeat.
+    """
 
     title: str
     model_type: str
     note: str = ""
+    attention: str | None = None
+    reads_mask: bool = True
+    layer_pattern: int = 1
 
 
 MODELS = {
@@ -38,18 +51,36 @@ MODELS = {
         "SKTformer (eager)", "sktformer", 'kernels="eager": no kernel, and the form of fewer operators.'
     ),
     "sktformer-no-kernel": Encoder("SKTformer (no kernel)", "sktformer", "PyTorch's dropout on processors, too."),
-    "sktformer-sdpa": Encoder("SKTformer (SDPA)", "sktformer", 'attn_implementation="sdpa".'),
+    "sktformer-sdpa": Encoder("SKTformer (SDPA)", "sktformer", 'attn_implementation="sdpa".', attention="sdpa"),
     "sktformer-best": Encoder("SKTformer, -best", "sktformer", "with the addition of the presets -best."),
-    "bert-eager": Encoder("BERT (eager)", "bert"),
-    "bert-sdpa": Encoder("BERT (SDPA)", "bert", "fused attention, on CPUs without dropout alone, as in other models."),
-    "modernbert": Encoder("ModernBERT", "modernbert", "three feed-forward matrices; windows mask full attention."),
+    "bert-eager": Encoder("BERT (eager)", "bert", attention="eager"),
+    "bert-sdpa": Encoder(
+        "BERT (SDPA)", "bert", "fused attention, on CPUs without dropout alone, as in other models.", attention="sdpa"
+    ),
+    "modernbert": Encoder(
+        "ModernBERT", "modernbert", "three feed-forward matrices; windows mask full attention.", layer_pattern=3
+    ),
     "nystromformer": Encoder("Nyströmformer", "nystromformer", "64 landmarks, half the length below 128 tokens."),
     "fnet": Encoder("FNet", "fnet"),
     "bigbird": Encoder("BigBird", "big_bird", "blocks of 64, 3 random ones, without dropout; full up to 704 tokens."),
     "longformer": Encoder("Longformer", "longformer", "window of 512 tokens, global attention from the first token."),
-    "reformer": Encoder("Reformer", "reformer", "local and LSH layers in turn, one hash; layers run twice."),
-    "linformer": Encoder("Linformer", "bert", "projected length 256; our implementation of the paper's equations."),
-    "performer": Encoder("Performer", "bert", "FAVOR+, 4 random features per column, 64 to 256; our implementation."),
+    "reformer": Encoder(
+        "Reformer", "reformer", "local and LSH layers in turn, one hash; layers run twice.", layer_pattern=2
+    ),
+    "linformer": Encoder(
+        "Linformer",
+        "bert",
+        "projected length 256; our implementation of the paper's equations.",
+        attention="linformer",
+        reads_mask=False,
+    ),
+    "performer": Encoder(
+        "Performer",
+        "bert",
+        "FAVOR+, 4 random features per column, 64 to 256; our implementation.",
+        attention="performer",
+        reads_mask=False,
+    ),
 }
 # The paper's model for the Text task of Long Range Arena (Table 4), and the presets.
 _PRESETS = [preset.removeprefix("sktformer-") for preset in available_presets()]
@@ -134,8 +165,8 @@ def build_model(name: str, config: PreTrainedConfig) -> PreTrainedModel:
     torch.manual_seed(0)
     # Here, because it must hold in the processes that steps are taken in too: models say at each call how they pad.
     logging.set_verbosity_error()
-    chooses = MODELS[name].model_type == "bert" or name == "sktformer-sdpa"
-    options = {"attn_implementation": name.rpartition("-")[2]} if chooses else {}
+    attention = MODELS[name].attention
+    options = {} if attention is None else {"attn_implementation": attention}
     model = AutoModelForSequenceClassification.from_config(config, **options)
     for module in model.modules():
         for function in ("fourier_transform", "iterative_inv"):  # FNet's and Nyströmformer's know no smaller types

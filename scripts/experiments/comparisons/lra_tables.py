@@ -59,18 +59,19 @@ def _table(task: str, title: str, *stages: Stage) -> Table:
 
 
 def _whole(task: str) -> Table:
-    """Table 1: the paper's recipe, with its best values, and others."""
+    """Table 1: the paper's recipe, with its best values, and others; of other tasks a recipe of ours alone."""
     published = tuple(name for name in ROWS if task in ROWS[name])
     rows = tuple((name, f"published.rows.{name}") for name in published)
     measures = (_accuracy("accuracy (%)", rows=rows), *_costs(published))
-    table = _table(task, "the paper's recipe", _stage(task, "", "lra", measures))
+    runs, title = ("lra", "the paper's recipe") if published else ("lra_curves", "the recipe")
+    table = _table(task, title, _stage(task, "", runs, measures))
     note = (
         f"- SKTformer-best has the paper's best values and no preset's: `configuration/lra/best/{task}.yaml`, with "
         "passes and weight decay of its own where that says so."
     )
     # A training is cut short by a flag of all runs, which has to be seen.
     text = f"{{0[num_train_epochs]}} passes over the training part, {table.text}"
-    return replace(table, text=text, notes=(note, *table.notes))
+    return replace(table, text=text, notes=(note, *table.notes) if published else table.notes)
 
 
 def _curves(task: str, num_steps: int, is_whole: bool = False) -> Table:

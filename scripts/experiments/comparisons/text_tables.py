@@ -10,8 +10,10 @@ from experiments.text.corpus import CorpusArguments
 
 # What a script that reads text takes.
 TEXT = (*(flag.name for flag in fields(CorpusArguments)), "tokenizer_name")
+_EVALUATED = 512  # sequences
 _SHORT, _MEDIUM, _LONG = (
-    Case(f"{steps:,} steps", flags=("--max_eval_samples", "512"), max_steps=steps) for steps in (500, 1000, 2500)
+    Case(f"{steps:,} steps", flags=("--max_eval_samples", str(_EVALUATED)), max_steps=steps)
+    for steps in (500, 1000, 2500)
 )
 PRETRAINING = Stage(
     folder="pretraining",
@@ -33,8 +35,9 @@ _STARTED = (PRETRAINING.measures[0], Measure("pre-training loss", "eval_loss", "
 _PRETRAINING_TEXT = (
     "Masked language modelling: steps of {0[global_batch_size]} sequences of {0[max_seq_length]} tokens, the same "
     "tokenizer, text, masks, steps and schedule for every row, every budget with a schedule of its own. Logits are "
-    "computed where something is predicted, by every row. Loss in nats per masked token of 512 sequences spread over "
-    "the evaluation text. Other runs may have gone on beside those that were timed: no comparison of speed. {data}."
+    f"computed where something is predicted, by every row. Loss in nats per masked token of {_EVALUATED} sequences "
+    "spread over the evaluation text. Other runs may have gone on beside those that were timed: no comparison of "
+    "speed. {data}."
 )
 _FULL_ATTENTION = "- Nystromformer has full attention, as it ships: its linear mode takes no padded batch."
 _IMPROVEMENTS = replace(PRETRAINING, runs="pretrain_improvements.txt", cases=(_SHORT,))

@@ -9,12 +9,14 @@ import numpy as np
 
 from experiments.arguments import UserError, explained, flag, require_at_least
 from experiments.lra import images, listops, pathfinder, texts
-from experiments.lra.examples import Examples
+from experiments.lra.examples import PARTS, Examples, part_sizes
 from experiments.lra.tasks import TASKS
 
 
 CACHE = Path("runs/lra-data")
 _LIMITS = ("min_length", "max_length", "max_depth", "max_args")  # of expressions that are made
+# Flags of one task alone.
+_FLAGS_OF = {"listops": _LIMITS, "retrieval": ("stand_in",), "image": ("noise",)}
 
 
 @dataclass
@@ -48,12 +50,11 @@ class LraArguments:
         require_at_least(1, self, "max_seq_length", "preprocessing_num_workers")
         require_at_least(100, self, "num_generated")
         require_at_least(0, self, "noise", "generation_seed")
-        task, only = TASKS[self.task_name], {"noise": "image", "stand_in": "retrieval"}
-        only |= dict.fromkeys(_LIMITS, "listops")
-        for name, of in only.items():
+        task = TASKS[self.task_name]
+        for of, name in ((of, name) for of, names in _FLAGS_OF.items() for name in names):
             if getattr(self, name) != getattr(LraArguments, name) and self.task_name != of:
                 raise UserError(f"--{name} is for --task_name {of}; leave it out.")
-            if getattr(self, name) != getattr(LraArguments, name) and of == "listops" and self.data_dir:
+            if getattr(self, name) != getattr(LraArguments, name) and name in _LIMITS and self.data_dir:
                 raise UserError(f"--{name} says what is made, and --data_dir what is read; leave one of them out.")
         if self.num_generated and (self.data_dir or not (task.is_made or self.stand_in)):
             raise UserError("--num_generated: nothing is made here; leave it out.")
@@ -115,15 +116,15 @@ def load_parts(arguments: LraArguments) -> dict[str, Examples]:
     if task.is_picture and any((part.lengths != task.max_length).any() for part in parts.values()):
         raise UserError(f"{arguments.data_dir} has pictures of another size than {task.max_length} pixels.")
     longest = max(int(part.lengths.max(initial=0)) for part in parts.values())
-    if arguments.task_name == "listops" and longest > arguments.length:
+    if not task.can_be_cut and longest > arguments.length:
         raise UserError(
-            f"An expression has {longest} symbols, more than --max_seq_length {arguments.length}, and would have "
-            f"another value if it were cut; give --max_seq_length {longest}."
+            f"An input of {task.title} has {longest} values, more than --max_seq_length {arguments.length}, and would "
+            f"have another label if it were cut; give --max_seq_length {longest}."
         )
     if arguments.noise:
         parts = images.add_noise(parts, arguments.noise, arguments.generation_seed)
     limits = (arguments.max_train_samples, arguments.max_eval_samples, arguments.max_predict_samples)
-    for name, limit in zip(("train", "validation", "test"), limits, strict=True):
+    for name, limit in zip(PARTS, limits, strict=True):
         part = parts[name].cut(arguments.length)
         if limit and limit < len(part):
             part = part.select(np.linspace(0, len(part) - 1, limit).round().astype(int).tolist())
@@ -139,7 +140,7 @@ def _read_listops(arguments: LraArguments) -> dict[str, Examples]:
         numbers = [getattr(arguments, name) for name in _LIMITS]
         limits, count = listops.ListOpsLimits(*numbers), arguments.num_generated or TASKS["listops"].count
         folder = arguments.made("-".join(map(str, ["listops", *numbers, count, "seed", arguments.generation_seed])))
-        sizes = {"train": count - 2 * (count // 50), "validation": count // 50, "test": count // 50}
+        sizes = part_sizes(count, count // 50)
         if not all((folder / name).is_file() for name in listops.FILES.values()):
             listops.generate_listops(
                 folder, limits, sizes, arguments.generation_seed, arguments.preprocessing_num_workers
@@ -177,8 +178,7 @@ def _read_pairs(arguments: LraArguments) -> dict[str, Examples]:
         return texts.read_pairs(folder, arguments.length)
     if arguments.stand_in:
         count = arguments.num_generated or 10_000
-        sizes = (count - 2 * (count // 10), count // 10, count // 10)
-        return texts.make_pairs(sizes, arguments.length, arguments.generation_seed)
+        return texts.make_pairs(part_sizes(count, count // 10), arguments.length, arguments.generation_seed)
     raise UserError(
         "Retrieval needs the published pairs: fetch https://storage.googleapis.com/long-range-arena/lra_release.gz, "
         "and give --data_dir lra_release/lra_release/tsv_data; or make others with --stand_in."

@@ -12,6 +12,12 @@ import torch
 
 # Padding. The values of a task are one higher in inputs, and behind them comes the mask of pre-training.
 PAD = 0
+PARTS = ("train", "validation", "test")
+
+
+def part_sizes(count: int, num_held_out: int) -> dict[str, int]:
+    """How many of `count` examples each part has, validation and test `num_held_out` each."""
+    return dict(zip(PARTS, (count - 2 * num_held_out, num_held_out, num_held_out), strict=True))
 
 
 @dataclass(frozen=True)

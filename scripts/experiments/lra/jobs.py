@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from transformers import EvalPrediction
 
-from experiments.architectures import explain_failure
+from experiments.architectures import explain_failure, takes_mask
 from experiments.arguments import Command, UserError, flag
 from experiments.fine_tuning import FineTuningTrainer, Job
 from experiments.lra.examples import Examples, collate
-from experiments.lra.models import build_model, guesses_values, takes_mask, vocab_size
+from experiments.lra.models import build_model, guesses_values, vocab_size
 from experiments.lra.pretraining import MaskedCollator, SelfPretrainingTrainer
 from experiments.lra.pretraining import compute_metrics as compute_masked_metrics
 from experiments.lra.published import published_figures

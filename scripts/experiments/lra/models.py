@@ -1,6 +1,5 @@
 """The model of a task: SKTformer, or another encoder of transformers with the same sizes, pooling and head."""
 
-import inspect
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -14,7 +13,13 @@ from transformers import (
 )
 from transformers.modeling_outputs import SequenceClassifierOutput
 
-from experiments.architectures import build_comparable_config, comparable_dropouts, length_fields, longest_input
+from experiments.architectures import (
+    build_comparable_config,
+    comparable_dropouts,
+    length_fields,
+    longest_input,
+    takes_mask,
+)
 from experiments.arguments import UserError, explained, flag
 from experiments.checkpoints import label_names
 from experiments.lra.examples import PAD
@@ -154,9 +159,8 @@ def build_model(
             config = build_config(arguments, task, max_length, is_padded, seed)
             return AutoModelForMaskedLM.from_config(config) if is_masked_lm else _class_for(config, task)(config)
         model = _load_model(arguments, task, is_masked_lm)
-    is_fixed = task.is_picture or task.title == "ListOps"  # which are never cut
     if (longest := longest_input(model) or max_length) < max_length:
-        hint = "take another one" if is_fixed else f"give --max_seq_length {longest}"
+        hint = f"give --max_seq_length {longest}" if task.can_be_cut else "take another one"
         raise UserError(f"The model {name} takes {longest} tokens, not {max_length}; {hint}.")
     fixed = getattr(model.config, "segment_means_seq_len", None)  # of a Nystromformer that is linear in the length
     if fixed and model.config.num_landmarks < fixed and (is_padded or max_length != fixed):
@@ -210,11 +214,6 @@ def _set_dropouts(config: PreTrainedConfig, arguments: LraModelArguments) -> Non
     override_fields(sizes, ",".join(o for o in overrides.split(",") if "dropout" in o.partition("=")[0]))
     config.update(comparable_dropouts(config, sizes))
     config.head_config |= {key: value for key, value in vars(sizes).items() if key.endswith(_DROPOUT)}
-
-
-def takes_mask(model: PreTrainedModel) -> bool:
-    """Whether a model can be told where padding is."""
-    return "attention_mask" in inspect.signature(model.forward).parameters
 
 
 def guesses_values(config: PreTrainedConfig) -> bool:

@@ -13,13 +13,12 @@ from tqdm import tqdm
 
 from experiments.arguments import UserError, one_line
 from experiments.lra.contours import PathfinderParameters
-from experiments.lra.examples import Examples
+from experiments.lra.examples import PARTS, Examples, part_sizes
 from experiments.lra.scenes import make_scenes
 from experiments.parallel import map_parts, split_work
 from experiments.results import replace_file
 
 
-PARTS = ("train", "validation", "test")
 SIZE = 32  # pixels of an image's side, as they are read
 COUNT = 200_000  # images of the published set
 PUBLISHED = "curv_contour_length_14"  # its folder, of three the hard one
@@ -79,9 +78,9 @@ def read_pathfinder(path: str | Path) -> dict[str, Examples]:
 def split_pathfinder(examples: Examples, seed: int = 0) -> dict[str, Examples]:
     """The three parts of at least three images; each has at least one."""
     order = np.random.default_rng(seed).permutation(len(examples))
-    num_others = max(1, len(examples) // 10)
-    borders = [len(examples) - 2 * num_others, len(examples) - num_others]
-    return {part: examples.select(rows.tolist()) for part, rows in zip(PARTS, np.split(order, borders), strict=True)}
+    sizes = part_sizes(len(examples), max(1, len(examples) // 10))
+    borders = np.cumsum(list(sizes.values()))[:-1]
+    return {part: examples.select(rows.tolist()) for part, rows in zip(sizes, np.split(order, borders), strict=True)}
 
 
 def _to_examples(images: np.ndarray, labels: np.ndarray, path: Path) -> Examples:

@@ -28,7 +28,8 @@ ROWS: Mapping[str, Mapping[str, float]] = {
 _MODEL = {
     **{"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 128},
     **{"use_smoother": True, "smoother_norm": "batch_norm", "smoother_activation": "relu", "conv_kernel_size": 3},
-    **{"use_mlp": True, "classifier_pooling": "mean", "use_smoother_residual": False},
+    **{"use_mlp": True, "classifier_pooling": "mean", "use_smoother_residual": False, "use_residual_gate": False},
+    **{"hidden_act": "gelu", "fourier_initializer_scale": 1.0},
 }
 # What the settings of r, s1 and s2 are called in configurations; each is 8 where the others vary.
 _COUNTS = ("num_segments", "num_landmark_tokens", "num_landmark_features")

@@ -1,6 +1,6 @@
 """Reviews and pairs of papers as sequences of bytes."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -99,13 +99,13 @@ def read_pairs(folder: Path, max_length: int) -> dict[str, Examples]:
     return parts
 
 
-def make_pairs(sizes: Sequence[int], length: int, seed: int) -> dict[str, Examples]:
+def make_pairs(sizes: Mapping[str, int], length: int, seed: int) -> dict[str, Examples]:
     """
     Make pairs that stand in for papers: texts of made-up words, each about one of many topics, which a pair that
     belongs together (label 1) has in common. Half of all pairs do.
 
     Args:
-        sizes (sequence of three `int`): Pairs for training, validation and test.
+        sizes (mapping of `str` to `int`): Pairs in each part.
         length (`int`): Bytes of a text, at most; at least half as many.
         seed (`int`): Of everything.
     """
@@ -123,7 +123,7 @@ def make_pairs(sizes: Sequence[int], length: int, seed: int) -> dict[str, Exampl
         return b" ".join(words[generator.integers(len(words))] for words in chosen)[:size]
 
     parts = {}
-    for part, size in zip(_PAIRS, sizes, strict=True):
+    for part, size in sizes.items():
         labels, rows = generator.permutation(np.arange(size) % 2), []
         for label in tqdm(labels, f"Making {part}", unit="pair", disable=None):
             first = int(generator.integers(len(topics)))
