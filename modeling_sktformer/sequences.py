@@ -59,21 +59,19 @@ def select_landmarks(landmark_order: torch.Tensor, num_landmarks: int, sequences
     tokens, never of padding. `landmark_order`, `(N,)`, is a permutation of the positions; k = min(`num_landmarks`, S),
     in graphs `num_landmarks`.
     """
-    num_positions = len(landmark_order)
+    length, num_positions, mask = sequences.length, len(landmark_order), sequences.token_mask
     ranks = landmark_order.argsort()  # the inverse permutation
+    if not is_tracing():
+        ranks = ranks[:length] if mask is None else torch.where(mask, ranks[:length], num_positions)
+        landmark_ranks, positions = ranks.topk(min(num_landmarks, length), largest=False, sorted=True)
+        return Landmarks(positions, None if mask is None else landmark_ranks < num_positions)
     # No slice, which is contiguous if it is the whole: to ask that binds an exported graph to one of the two.
-    ranks = ranks.index_select(0, torch.arange(sequences.length, device=ranks.device))
-    if sequences.token_mask is not None:
-        ranks = torch.where(sequences.token_mask, ranks, num_positions)  # (B, S)
-    is_graph = is_tracing()
-    if is_graph:  # which serves inputs of fewer tokens than landmarks, of one as well, with masked landmarks
-        ranks = nn.functional.pad(torch.atleast_2d(ranks), (0, num_landmarks), value=num_positions)
-    else:
-        num_landmarks = min(num_landmarks, sequences.length)
+    ranks = ranks.index_select(0, torch.arange(length, device=ranks.device))
+    ranks = ranks.unsqueeze(0) if mask is None else torch.where(mask, ranks, num_positions)
+    # A graph serves inputs of fewer tokens than landmarks, of one as well, with masked landmarks.
+    ranks = nn.functional.pad(ranks, (0, num_landmarks), value=num_positions)
     landmark_ranks, positions = ranks.topk(num_landmarks, largest=False, sorted=True)
-    if sequences.token_mask is None and not is_graph:
-        return Landmarks(positions, None)
-    return Landmarks(positions.clamp(max=sequences.length - 1), landmark_ranks < num_positions)
+    return Landmarks(positions.clamp(max=length - 1), landmark_ranks < num_positions)
 
 
 def draw_permutation(size: int, seed: int, layer_idx: int, name: str) -> torch.Tensor:
