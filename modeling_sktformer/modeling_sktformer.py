@@ -268,7 +268,7 @@ class SKTformerPreTrainedModel(PreTrainedModel):
     def from_pretrained(cls, *args, **kwargs):
         """Load a checkpoint; where sizes differ from its own, the `RuntimeError` says how a model is lengthened."""
         try:
-            return super().from_pretrained(*args, **kwargs)
+            loaded = super().from_pretrained(*args, **kwargs)
         except RuntimeError as error:
             if "ignore_mismatched_sizes" not in str(error):
                 raise
@@ -277,6 +277,10 @@ class SKTformerPreTrainedModel(PreTrainedModel):
                 "`model.resize_position_embeddings(...)`, which keeps what was learnt; if it is the number of labels, "
                 "`ignore_mismatched_sizes=True` begins with a new head."
             ) from error
+        for name, order in (loaded[0] if isinstance(loaded, tuple) else loaded).named_buffers():
+            if "landmark_" in name and order.device.type != "meta" and len(order.unique()) < len(order):
+                raise ValueError(f"`{name}` is no permutation: averages have to leave whole numbers as they are.")
+        return loaded
 
     def save_pretrained(self, save_directory: str | os.PathLike, *args, **kwargs):
         """
