@@ -99,12 +99,10 @@ class SkeletonAttention(nn.Module):
 
     def draw_samples(self) -> dict[str, torch.Tensor]:
         """Draw the permutations that a new model has: none for a branch that is off."""
-        sizes = {}
-        if self.config.use_token_attention:
-            sizes["landmark_order"] = self.config.max_position_embeddings
-        if self.config.use_feature_attention:
-            sizes["landmark_features"] = self.head_dim
-        return {name: self._draw(size, name) for name, size in sizes.items()}
+        config = self.config
+        sizes = {"landmark_order": config.max_position_embeddings * config.use_token_attention}
+        sizes["landmark_features"] = self.head_dim * config.use_feature_attention
+        return {name: self._draw(size, name) for name, size in sizes.items() if size}
 
     def _draw(self, size: int, name: str) -> torch.Tensor:
         return draw_permutation(size, self.config.landmark_seed, self.layer_idx, name)

@@ -193,7 +193,7 @@ class SKTformerPreTrainedModel(PreTrainedModel):
         "feature_attentions": OutputRecorder(SkeletonAttention, index=2),
     }
     # Half precision loses sums of many small steps and small differences; filters are transformed in float32.
-    _keep_in_fp32_modules_strict = ["running_mean", "running_var", "filter", "pooling"]
+    _keep_in_fp32_modules_strict = ["running_mean", "running_var", "filter"]
 
     def __init__(self, config: SKTformerConfig, *inputs, **kwargs):
         for name, others in (("hidden_act", ()), ("smoother_activation", ("elu",))):
@@ -616,6 +616,7 @@ class SKTformerForSequenceClassification(SKTformerHeadModel):
     """
 
     _auto_class = "AutoModelForSequenceClassification"
+    _keep_in_fp32_modules_strict = [*SKTformerHeadModel._keep_in_fp32_modules_strict, "pooling"]
 
     def __init__(self, config: SKTformerConfig):
         super().__init__(config)
@@ -658,6 +659,7 @@ class SKTformerForMultipleChoice(SKTformerHeadModel):
     """
 
     _auto_class = "AutoModelForMultipleChoice"
+    _keep_in_fp32_modules_strict = [*SKTformerHeadModel._keep_in_fp32_modules_strict, "pooling"]
     takes_choices = True
 
     def __init__(self, config: SKTformerConfig):
@@ -696,6 +698,7 @@ class SKTformerForSequenceMatching(SKTformerHeadModel):
     """
 
     _auto_class = "AutoModelForNextSentencePrediction"
+    _keep_in_fp32_modules_strict = [*SKTformerHeadModel._keep_in_fp32_modules_strict, "pooling"]
     takes_choices = True
     _score, _loss = SKTformerForSequenceClassification._score, SKTformerForSequenceClassification._loss
 

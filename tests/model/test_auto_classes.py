@@ -487,6 +487,19 @@ def test_parts_are_placed_where_there_is_room(share, tmp_path):
     torch.testing.assert_close(outputs_of(loaded), outputs_of(model), rtol=1e-5, atol=1e-5)
 
 
+def test_layers_are_placed_one_by_one(tmp_path):
+    pytest.importorskip("accelerate", reason="accelerate places the parts")
+    model = make_float32_model(SKTformerForMaskedLM, num_hidden_layers=4)
+    model.save_pretrained(tmp_path)
+    room = {"cpu": int(0.7 * sum(value.nbytes for value in model.state_dict().values()))}
+    loaded = AutoModelForMaskedLM.from_pretrained(
+        tmp_path, device_map="auto", max_memory=room, offload_folder=tmp_path / "offloaded"
+    )
+    places = [loaded.hf_device_map.get(f"sktformer.encoder.layers.{number}") for number in range(4)]
+    assert (places[0], places[3]) == ("cpu", "disk")
+    torch.testing.assert_close(outputs_of(loaded), outputs_of(model), rtol=1e-5, atol=1e-5)
+
+
 class LowRankAdapter(nn.Module):
     """A linear layer plus a trained term of low rank, in the layer's place; what adapter libraries do."""
 
