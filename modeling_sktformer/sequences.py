@@ -1,5 +1,5 @@
 """
-Which tokens of a batch are real, where they stand, and which of them are landmarks: what all layers share.
+Which tokens of a batch are real, where they stand, and which of them are a layer's landmarks.
 
 Letters in shapes: B batch, S tokens, N positions of the model, d hidden size, k landmark tokens of a sequence.
 """
