@@ -296,12 +296,22 @@ def test_longer_training_of_what_was_tried_shares_rows_at_their_rates():
         assert longer.learning_rates == (min(tried, key=tried.__getitem__),)
 
 
-def test_the_frontier_of_larger_models_differs_by_their_sizes():
-    frontier, mini = (TABLES[name].stages[0] for name in ("frontier", "frontier_mini"))
-    assert mini.recipe() == frontier.recipe() | {"config_name": "sktformer-mini"}
-    assert mini.folder != frontier.folder  # where runs of one name are the same
-    assert mini.rows()["SKTformer-best"] == ("--run_name", "SKTformer-best", "--config_name", "sktformer-mini-best")
-    assert {case.name for case in mini.cases} < {case.name for case in frontier.cases}
+@pytest.mark.parametrize("size", ["mini", "small", "base"])
+def test_the_frontier_of_larger_models_differs_by_their_sizes(size):
+    frontier, larger = (TABLES[name].stages[0] for name in ("frontier", f"frontier_{size}"))
+    preset = f"sktformer-{size}"
+    assert larger.recipe() == frontier.recipe() | {"config_name": preset}
+    assert larger.folder != frontier.folder  # where runs of one name are the same
+    assert larger.rows()["SKTformer-best"] == ("--run_name", "SKTformer-best", "--config_name", f"{preset}-best")
+    assert {case.name for case in larger.cases} < {case.name for case in frontier.cases}
+
+
+@pytest.mark.parametrize("name", ["improvements_books", *(name for name in TABLES if name.startswith("frontier"))])
+def test_tables_of_the_frontier_say_how_many_tokens_a_step_has(name):
+    (stage,) = TABLES[name].stages
+    for flags in (flag_values(case.flags) for case in stage.cases):
+        tokens = int(flags["max_seq_length"] or 0) * int(flags["global_batch_size"] or 0)
+        assert f" {tokens:,} tokens a step" in TABLES[name].text
 
 
 def test_what_was_tried_on_books_shares_rows_of_the_frontier_at_its_rates():

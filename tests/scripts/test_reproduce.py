@@ -57,7 +57,8 @@ config = {"model_type": metrics["model_type"], "architectures": ["BertForMaskedL
 (folder / "metrics.json").write_text(json.dumps(metrics))
 """
 
-OF_TEXT = ("pretraining", "improvements", "improvements_books", "frontier", "frontier_mini", "authorship", "glue")
+FRONTIERS = tuple(name for name in TABLES if name.startswith("frontier"))
+OF_TEXT = ("pretraining", "improvements", "improvements_books", *FRONTIERS, "authorship", "glue")
 
 
 @pytest.fixture

@@ -2,16 +2,16 @@
 
 from dataclasses import replace
 
-from experiments.comparisons.stages import Case, Curve, Measure, Table
+from experiments.comparisons.stages import Case, Curve, Measure, Stage, Table
 from experiments.comparisons.text_tables import PRETRAINING
 
 
-_FRONTIER_TOKENS = 4096  # of a step
+_TOKENS, _TOKENS_ON_GPU = 4096, 65_536  # of a step: as many as it takes for a GPU to be busy
 
 
-def frontier_case(length: int, minutes: float = 3.0) -> Case:
+def frontier_case(length: int, minutes: float = 3.0, tokens: int = _TOKENS) -> Case:
     """Equal time at one length, and equal tokens a step."""
-    batch = str(_FRONTIER_TOKENS // length)
+    batch = str(tokens // length)
     flags: tuple[str, ...] = ("--document_unit", "file", "--max_seq_length", str(length))
     flags += ("--global_batch_size", batch, "--per_device_train_batch_size", batch)
     flags += ("--per_device_eval_batch_size", batch, "--max_eval_samples", str(65_536 // length))
@@ -34,14 +34,18 @@ FRONTIER = replace(
     rate_case=1,
     curves=(Curve(against="minutes of training"), Curve(), Curve(against="trillion multiply-adds")),
 )
-_MINI = replace(
-    FRONTIER,
-    folder="frontier/mini",
-    recipes=(*FRONTIER.recipes, "pretrain/frontier_mini.yaml"),
-    cases=(frontier_case(512, 10.0), frontier_case(4096, 10.0)),
-    rate_case=0,
-    learning_rates=(5e-4, 1e-3, 2e-3),  # wider models want lower ones
-)
+
+
+def _of_size(size: str, cases: tuple[Case, ...], learning_rates: tuple[float, ...]) -> Stage:
+    """The same with the sizes of a larger preset; wider models want lower rates, and larger batches higher ones."""
+    recipes = (*FRONTIER.recipes, f"pretrain/frontier_{size}.yaml")
+    folder = f"frontier/{size}"
+    return replace(FRONTIER, folder=folder, recipes=recipes, cases=cases, rate_case=0, learning_rates=learning_rates)
+
+
+_MINI = _of_size("mini", (frontier_case(512, 10.0), frontier_case(4096, 10.0)), (5e-4, 1e-3, 2e-3))
+_SMALL = _of_size("small", (frontier_case(4096, 10.0, _TOKENS_ON_GPU),), (5e-4, 1e-3, 2e-3))
+_BASE = _of_size("base", (frontier_case(4096, 30.0, _TOKENS_ON_GPU),), (2e-4, 4e-4, 8e-4))
 # The same of what was tried of the model: equal time on books, where improvements.md has equal steps.
 _IMPROVEMENTS = replace(
     FRONTIER,
@@ -51,17 +55,23 @@ _IMPROVEMENTS = replace(
     measures=(PRETRAINING.measures[0], *FRONTIER.measures),
     learning_rates=(2e-3,),
 )
-_EQUAL_TIME = (
-    "{0[config_name]} sizes, no dropout, the same text, tokenizer and masks, and "
-    f"{_FRONTIER_TOKENS:,} tokens a step for every row. Each row takes as many of its own steps as fit into the time, "
-    "with a schedule of that length. Loss in nats per masked token of books not trained on. {data}."
-)
-_FRONTIER_TEXT = "Masked language modelling on whole books for {minutes:g} minutes: " + _EQUAL_TIME
+
+
+def _equal_time(where: str = "", tokens: int = _TOKENS) -> str:
+    """What a table of equal time compares."""
+    return (
+        f"Masked language modelling on whole books for {{minutes:g}} minutes{where}: {{0[config_name]}} sizes, no "
+        f"dropout, the same text, tokenizer and masks, and {tokens:,} tokens a step for every row. Each row takes as "
+        "many of its own steps as fit into the time, with a schedule of that length. Loss in nats per masked token of "
+        "books not trained on. {data}."
+    )
+
+
 _FORMS = (
     "- Longformer's window is 512 tokens; shorter inputs are padded to it. Nystromformer has its linear form at every "
     "length, at 128 tokens too, where full attention takes fewer multiply-adds.",
     "- All rows have the same width and depth. SKTformer's filters grow with the length, so that it has more "
-    "parameters than the others at the greater lengths: at 4,096 tokens about twice BERT's.",
+    "parameters than the others at the greater lengths: at 4,096 tokens up to twice BERT's.",
 )
 _SHORT = (
     "- The time is short: rows near the unigram frequencies have hardly begun to learn; where they would end is not "
@@ -79,7 +89,7 @@ _TIMED = (
 TABLES = {
     "frontier": Table(
         "The frontier: what minutes of training buy, by the length of documents",
-        _FRONTIER_TEXT,
+        _equal_time(),
         (FRONTIER,),
         (
             *_TIMED,
@@ -89,15 +99,22 @@ TABLES = {
             "[at equal time](improvements_books.md), [at equal steps](improvements.md).",
         ),
     ),
-    "frontier_mini": Table(
-        "The frontier at the sizes of sktformer-mini",
-        _FRONTIER_TEXT,
-        (_MINI,),
-        (*_TIMED, *_FORMS, _SHORT),
-    ),
+    **{
+        f"frontier_{size}": Table(
+            f"The frontier at the sizes of sktformer-{size}",
+            _equal_time(tokens=tokens),
+            (stage,),
+            (*_TIMED, *_FORMS, _SHORT),
+        )
+        for size, stage, tokens in (
+            ("mini", _MINI, _TOKENS),
+            ("small", _SMALL, _TOKENS_ON_GPU),
+            ("base", _BASE, _TOKENS_ON_GPU),
+        )
+    },
     "improvements_books": Table(
         "What was tried, on books at equal time",
-        "Masked language modelling on whole books for {minutes:g} minutes, in inputs of 512 tokens: " + _EQUAL_TIME,
+        _equal_time(where=", in inputs of 512 tokens"),
         (_IMPROVEMENTS,),
         (*_TIMED, "- The learning rate is the one that [the frontier](frontier.md) chose for both presets."),
     ),
