@@ -229,8 +229,8 @@ class SKTformerForPrediction(SKTformerPreTrainedModel):
         if gaps is not None:
             hidden_states = hidden_states + self.gap_embedding(self._separate_channels(gaps.to(series.dtype)))
         elif self.training:
-            # Several processes wait for the gradient of every weight.
-            hidden_states = hidden_states + 0 * self.gap_embedding.weight.sum()
+            # Several processes wait for the gradient of every weight, and each may hold a piece of it.
+            hidden_states = hidden_states + self.gap_embedding(series.new_zeros(1, self.gap_embedding.in_features))
         if self.level_embedding is not None:
             hidden_states = hidden_states + self.level_embedding(self._separate_channels(last.to(dtype)))
         kwargs["return_dict"] = True  # here; the configuration decides for the caller

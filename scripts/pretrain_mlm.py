@@ -22,7 +22,7 @@ from typing import Any, cast
 
 from accelerate import PartialState
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, set_seed
-from transformers.trainer_pt_utils import AcceleratorConfig
+from transformers.trainer_pt_utils import AcceleratorConfig, get_model_param_count
 
 from experiments import models
 from experiments import training as progress
@@ -158,7 +158,7 @@ def train(
         **(trainer.last_evaluation() or trainer.evaluate()),
         "unigram_loss": blocks.unigram_loss,
         "unigram_perplexity": math.exp(blocks.unigram_loss),
-        "parameters": model.num_parameters(),
+        "parameters": get_model_param_count(model),
         "model_type": model.config.model_type,
         "seed": training.seed,
         "environment": describe_environment(training.device.type),

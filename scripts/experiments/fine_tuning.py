@@ -33,6 +33,7 @@ from accelerate import PartialState
 from datasets import Dataset
 from tqdm import tqdm
 from transformers import EarlyStoppingCallback, EvalPrediction, PreTrainedModel, set_seed
+from transformers.trainer_pt_utils import get_model_param_count
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, IntervalStrategy
 
 from experiments import training as progress
@@ -230,7 +231,7 @@ def run_trial(job: Job, trial: Trial, arguments: dict[str, Any], announces: bool
             **measured,
             "seconds": time.perf_counter() - start,
             "model_type": model.config.model_type,
-            "parameters": model.num_parameters(),
+            "parameters": get_model_param_count(model),
             "environment": describe_environment(args.device.type),
             "history": history or trainer.history(),
         }

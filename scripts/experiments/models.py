@@ -3,7 +3,9 @@
 import hashlib
 import logging
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,6 +19,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.integrations import is_deepspeed_zero3_enabled
 
 from experiments.architectures import build_comparable_config, explain_failure, length_fields, longest_input
 from experiments.arguments import UserError, explained, flag
@@ -140,13 +143,22 @@ def fit_length(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_l
         if is_longer:
             logger.info("The model was made for %d tokens, no limit of its: it reads %d.", longest, max_length)
     elif is_longer:
-        model.resize_position_embeddings(max_length)
+        with whole_parameters(model):
+            model.resize_position_embeddings(max_length)
         logger.info(
             "The model is lengthened from %d to %d tokens: new positions repeat the trained ones, filters keep their "
             "lags, and inputs of at most %d tokens keep their outputs.",
             *(longest, max_length, cast(int, longest) // 2),
         )
     tokenizer.model_max_length = max(max_length, longest or tokenizer.model_max_length)
+
+
+def whole_parameters(model: PreTrainedModel) -> AbstractContextManager[Any]:
+    """Parameters that are whole, and may be changed by all processes alike, also where ZeRO-3 splits them."""
+    if not is_deepspeed_zero3_enabled():
+        return nullcontext()
+    # Without a rank whose values are kept, changes would be lost.
+    return import_module("deepspeed").zero.GatheredParameters(list(model.parameters()), modifier_rank=0)
 
 
 def load_tokenizer(

@@ -18,6 +18,7 @@ from accelerate.utils import broadcast_object_list
 from huggingface_hub import create_repo, upload_folder, whoami
 from transformers import PreTrainedModel, TrainingArguments
 from transformers.integrations import get_reporting_integration_callbacks
+from transformers.trainer_pt_utils import get_model_param_count
 from transformers.trainer_utils import HubStrategy
 
 from experiments.arguments import ROOT, Command, UserError, explained, flag, one_line, require_at_least
@@ -128,6 +129,8 @@ def prepare(training: RunArguments, given: dict[str, Any]) -> None:
         _check_upload(training, given)
     if training.fp16 and training.device.type == "cpu":
         raise UserError("--fp16 needs an accelerator; leave it out, or give --bf16 with --use_cpu.")
+    if training.deepspeed and training.use_cpu:
+        raise UserError("--deepspeed needs GPUs, and would be passed over with --use_cpu; leave one of them out.")
     _check_processes(training)
     _set_threads(training)
     folder, cache = Path(str(training.output_dir)).resolve(), given.get("cache_dir")
@@ -249,7 +252,7 @@ def announce(**facts: str) -> None:
 
 def describe_model(model: PreTrainedModel, origin: str) -> str:
     """Words for [`announce`]: what is trained, how large it is and where it comes from."""
-    return f"{model.config.model_type}, {model.num_parameters():,} parameters, {origin}"
+    return f"{model.config.model_type}, {get_model_param_count(model):,} parameters, {origin}"
 
 
 def describe_steps(training: TrainingArguments, num_examples: int | None) -> str:

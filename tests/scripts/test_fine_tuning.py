@@ -8,6 +8,7 @@ import shutil
 import statistics
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -573,6 +574,14 @@ def test_training_that_diverges_leaves_the_trials_before_it(tmp_path, monkeypatc
     assert not (folder / "metrics.json").exists()
     assert len(run(folder, seeds=2)["scores"]) == 2
     assert files_below(folder / "seed-3") == before
+
+
+def test_deepspeed_is_refused_before_anything_is_read(tmp_path, monkeypatch):
+    """As `accelerate launch --use_deepspeed` asks for it; the package need not be installed."""
+    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
+    monkeypatch.setattr("accelerate.utils.DeepSpeedPlugin", MagicMock())
+    with pytest.raises(UserError, match="DeepSpeed is for pre-training alone; fine-tune without"):
+        make_arguments(tmp_path)
 
 
 def test_every_trial_is_a_run_in_trackers(tmp_path, monkeypatch):

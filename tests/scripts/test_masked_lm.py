@@ -338,6 +338,21 @@ def test_parts_of_words_and_short_words_are_no_examples(monkeypatch):
     assert tokenizer.decode(word.block[word.place]) not in ("doctor", "##s"), "a word of no sentence at worst"
 
 
+class Engine(torch.nn.Module):
+    """What DeepSpeed wraps a model in: a module whose `eval` returns nothing."""
+
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+
+    def eval(self):
+        self.train(False)
+
+    def forward(self, **inputs):
+        assert not self.module.training
+        return self.module(**inputs)
+
+
 def test_predictions_are_shown_with_their_sentences(tmp_path, caplog, monkeypatch):
     caplog.set_level("INFO")
     monkeypatch.setattr(examples, "_SHOWN_RANKS", slice(8, 100))
@@ -345,6 +360,7 @@ def test_predictions_are_shown_with_their_sentences(tmp_path, caplog, monkeypatc
     model = make_model(tokenizer)
     trainer = make_trainer(tmp_path, tokenizer, model)
     monkeypatch.setattr(trainer, "is_world_process_zero", lambda: False)  # nothing is done in one process alone
+    trainer.model_wrapped = Engine(model)
     sentences = show_predictions(trainer, blocks)
     assert len(sentences) == 6
     assert sentences[0] == "the [MASK] of the house was in the garden, and it was there."

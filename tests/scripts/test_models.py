@@ -1,6 +1,10 @@
 """Models for the scripts, by preset, architecture or checkpoint; their tokenizers, lengths and adapters."""
 
+import copy
 import logging
+import sys
+import types
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -423,6 +427,30 @@ def test_a_new_model_is_described_by_what_is_not_the_default():
     described = describe_config(SKTformerForMaskedLM(config))
     expected = {"hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 1, "smoother_norm": "batch_norm"}
     assert described == expected | {"model_type": "sktformer"}
+
+
+def test_a_model_whose_parameters_are_split_is_lengthened_whole(tokenizer, tmp_path, monkeypatch):
+    """As with ZeRO-3, where a process holds parameters without elements but for the time that it asks for."""
+    model = load(save_sktformer(tmp_path / "model"))
+    expected = copy.deepcopy(model)
+    expected.resize_position_embeddings(40)
+    parts = [(parameter, parameter.data) for parameter in model.parameters()]
+
+    @contextmanager
+    def gather(parameters, modifier_rank=None):
+        assert (modifier_rank, len(parameters)) == (0, len(parts))
+        for parameter, whole in parts:
+            parameter.data = whole
+        yield
+
+    for parameter, whole in parts:
+        parameter.data = whole.new_empty(0)
+    zero = types.SimpleNamespace(GatheredParameters=gather)
+    monkeypatch.setitem(sys.modules, "deepspeed", types.SimpleNamespace(zero=zero))
+    monkeypatch.setattr(models, "is_deepspeed_zero3_enabled", lambda: True)
+    fit_length(model, tokenizer, 40)
+    ids = torch.randint(5, 100, (2, 16))
+    assert torch.equal(model.eval()(input_ids=ids).logits, expected.eval()(input_ids=ids).logits)
 
 
 @pytest.mark.parametrize("smoother_norm", ["batch_norm", "layer_norm"])

@@ -293,6 +293,13 @@ def test_mistakes_are_found_before_anything_is_read(tmp_path, flags, message, mo
     assert "\n" not in str(error.value)
 
 
+def test_deepspeed_is_not_passed_over_on_processors(tmp_path):
+    training = arguments(tmp_path)
+    training.deepspeed = "zero.json"
+    with pytest.raises(UserError, match=r"--deepspeed needs GPUs, .*--use_cpu; leave one of them out"):
+        prepare(training, {})
+
+
 def test_a_cache_is_no_part_of_a_run(tmp_path):
     for cache in (tmp_path / "run" / "cache", tmp_path / "run"):
         with pytest.raises(UserError, match=r"--cache_dir .* lies in --output_dir"):

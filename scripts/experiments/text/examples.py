@@ -62,12 +62,13 @@ def choose_words(blocks: Blocks, tokenizer: PreTrainedTokenizerBase, count: int)
 def show_predictions(trainer: MaskedLMTrainer, blocks: Blocks, count: int = 6) -> list[str]:
     """Print what a model puts in the place of a few words, on all processes; returns their sentences, masked."""
     tokenizer: Any = trainer.processing_class
-    sentences = []
+    model, sentences = trainer.model_wrapped, []
+    model.eval()  # which does not return the model where DeepSpeed wraps it
     for block, place, sentence in choose_words(blocks, tokenizer, count):
         ids = torch.tensor([block], device=trainer.args.device)
         ids[0, place] = tokenizer.mask_token_id
         with torch.no_grad():
-            logits = trainer.model_wrapped.eval()(input_ids=ids).logits[0, place]
+            logits = model(input_ids=ids).logits[0, place]
         best = zip(*logits.float().softmax(dim=-1).topk(5), strict=True)
         guesses = [f"{tokenizer.decode(int(token)).strip()} ({probability:.0%})" for probability, token in best]
         sentences.append(tokenizer.decode(ids[0, sentence]).strip())
