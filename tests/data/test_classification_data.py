@@ -1,6 +1,7 @@
 """A user's own texts: found, read, checked, cut and split; metrics and baselines."""
 
 import json
+import random
 import warnings
 
 import numpy as np
@@ -464,3 +465,13 @@ def test_a_baseline_of_words_needs_two_labels(write, load):
     data = load(train_file=write(rows_of(["a"] * 10 + ["b"] * 2)), max_train_samples=4)
     with pytest.raises(UserError, match="--baseline tfidf finds a single label in the training texts; leave it out"):
         measure_baselines(data, with_tfidf=True)
+
+
+def test_a_baseline_of_words_gives_rare_labels_their_weight():
+    noise = random.Random(0)
+    labels = [0] * 400 + [1] * 8
+    texts = [" ".join([("plum", "fig")[label], *noise.choices(WORDS, k=8)]) for label in labels]
+    rare = Part("x", Dataset.from_dict({"text": texts[-8:]}), labels[-8:], list(range(8)))
+    part = Part("x", Dataset.from_dict({"text": texts[:-4]}), labels[:-4], list(range(404)))
+    data = TextData(Problem(SINGLE, ("a", "b")), ("text",), {"train": part, "validation": rare})
+    assert measure_baselines(data, with_tfidf=True)["validation"]["TF-IDF"]["accuracy"] == 1.0
