@@ -58,8 +58,8 @@ class SKTformerConfig(PreTrainedConfig):
             layer.
         use_residual_gate (`bool`): Whether a learned gate weighs each token's columns of that. Not the paper's either.
         use_mlp (`bool`): Off: layers have no feed-forward part, as in the paper's forecaster.
-        classifier_pooling (`"cls"`, `"mean"` or `"mean_std"`): Sequence heads read the first real token, the mean of
-            all, or mean and standard deviation.
+        classifier_pooling (`"cls"`, `"mean"`, `"mean_std"` or `"layers"`): Sequence heads read the first real token,
+            the mean of all, mean and standard deviation, or these of the embeddings and of every layer.
         sparse_prediction (`bool`):
             Whether the masked-LM head computes logits at labelled positions only while training; without labels and
             in evaluation mode logits are always complete.
@@ -138,7 +138,7 @@ class SKTformerConfig(PreTrainedConfig):
     use_feature_attention: bool = True
     use_smoother_residual: bool = False
     use_residual_gate: bool = False
-    classifier_pooling: Literal["cls", "mean", "mean_std"] = "cls"
+    classifier_pooling: Literal["cls", "mean", "mean_std", "layers"] = "cls"
     sparse_prediction: bool = True
     kernels: Literal["auto", "eager"] = "auto"
     use_mlp: bool = True
@@ -174,12 +174,7 @@ class SKTformerConfig(PreTrainedConfig):
 
     @classmethod
     def from_dict(cls, config_dict, **kwargs):
-        """
-        Make a configuration from its fields, as loading does.
-
-        Raises:
-            ValueError: if they are those of another architecture, whose weights would be left out without an error.
-        """
+        """As loading does; a `ValueError` for the fields of another architecture, whose weights would not fit."""
         model_type = config_dict.get("model_type", cls.model_type)
         if model_type != cls.model_type:
             raise ValueError(
@@ -210,16 +205,13 @@ class SKTformerConfig(PreTrainedConfig):
             if self.hidden_size % getattr(self, name):
                 sizes = f"`hidden_size` ({self.hidden_size}) is not divisible by `{name}` ({getattr(self, name)})"
                 raise ValueError(f"{sizes}; choose another one.")
-        if self.num_landmark_tokens > self.max_position_embeddings:
-            raise ValueError(
-                f"`num_landmark_tokens` ({self.num_landmark_tokens}) is larger than `max_position_embeddings` "
-                f"({self.max_position_embeddings}): there are not as many positions to sample."
-            )
-        if self.num_landmark_features > self.head_dim:
-            raise ValueError(
-                f"`num_landmark_features` ({self.num_landmark_features}) is larger than the width of a head "
-                f"({self.head_dim} = hidden_size / num_attention_heads): there are not as many columns to sample."
-            )
+        positions, columns = self.max_position_embeddings, self.head_dim
+        for name, there, what in (
+            ("num_landmark_tokens", positions, f"`max_position_embeddings` ({positions})"),
+            ("num_landmark_features", columns, f"the width of a head ({columns} = hidden_size / num_attention_heads)"),
+        ):
+            if getattr(self, name) > there:
+                raise ValueError(f"`{name}` ({getattr(self, name)}) is larger than {what}; choose a smaller one.")
 
     def validate_switches(self):
         """Check the kernel width, and that some attention and what is gated are left."""

@@ -193,7 +193,7 @@ class SKTformerPreTrainedModel(PreTrainedModel):
         "feature_attentions": OutputRecorder(SkeletonAttention, index=2),
     }
     # Half precision loses sums of many small steps and small differences; filters are transformed in float32.
-    _keep_in_fp32_modules_strict = ["running_mean", "running_var", "filter"]
+    _keep_in_fp32_modules_strict = ["running_mean", "running_var", "filter", "pooling"]
 
     def __init__(self, config: SKTformerConfig, *inputs, **kwargs):
         for name, others in (("hidden_act", ()), ("smoother_activation", ("elu",))):
@@ -487,6 +487,8 @@ class SKTformerHeadModel(SKTformerPreTrainedModel):
     takes_choices = False
     # Whether `config.sparse_prediction` is about this head: in training only labelled tokens are scored.
     can_be_sparse = False
+    # Whether `config.classifier_pooling` is.
+    pools_tokens = False
 
     def __init__(self, config: SKTformerConfig):
         super().__init__(config)
@@ -514,8 +516,11 @@ class SKTformerHeadModel(SKTformerPreTrainedModel):
         self._check_keywords(kwargs)
         inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
         rows = self._flatten_choices(*inputs) if self.takes_choices else inputs
+        shown = kwargs.get("output_hidden_states", self.config.output_hidden_states)
+        if reads_layers := self.pools_tokens and self.config.classifier_pooling == "layers":
+            kwargs["output_hidden_states"] = True
         outputs = self.sktformer(*rows, return_dict=True, **kwargs)
-        hidden_states = outputs.last_hidden_state
+        hidden_states = torch.cat(outputs.hidden_states, dim=-1) if reads_layers else outputs.last_hidden_state
         if self.takes_choices:
             shape = cast(torch.Tensor, input_ids if inputs_embeds is None else inputs_embeds).shape
             hidden_states = hidden_states.unflatten(0, shape[:2])
@@ -531,7 +536,10 @@ class SKTformerHeadModel(SKTformerPreTrainedModel):
             if set_by_user := getattr(self, "_loss_function", None):
                 options |= {"pooled_logits": logits, "config": self.config, "vocab_size": self.config.vocab_size}
             loss = (set_by_user or self._loss)(logits=logits, labels=labels, **options)
-        return SKTformerHeadOutput(loss=loss, logits=logits, **captured_outputs(outputs))
+        returned = captured_outputs(outputs)
+        if not shown:
+            returned.pop("hidden_states", None)
+        return SKTformerHeadOutput(loss=loss, logits=logits, **returned)
 
     def _flatten_choices(self, *inputs: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         """Make the choices of `(batch_size, num_choices, ...)` rows of the batch."""
@@ -616,7 +624,7 @@ class SKTformerForSequenceClassification(SKTformerHeadModel):
     """
 
     _auto_class = "AutoModelForSequenceClassification"
-    _keep_in_fp32_modules_strict = [*SKTformerHeadModel._keep_in_fp32_modules_strict, "pooling"]
+    pools_tokens = True
 
     def __init__(self, config: SKTformerConfig):
         super().__init__(config)
@@ -659,7 +667,7 @@ class SKTformerForMultipleChoice(SKTformerHeadModel):
     """
 
     _auto_class = "AutoModelForMultipleChoice"
-    _keep_in_fp32_modules_strict = [*SKTformerHeadModel._keep_in_fp32_modules_strict, "pooling"]
+    pools_tokens = True
     takes_choices = True
 
     def __init__(self, config: SKTformerConfig):
@@ -698,7 +706,7 @@ class SKTformerForSequenceMatching(SKTformerHeadModel):
     """
 
     _auto_class = "AutoModelForNextSentencePrediction"
-    _keep_in_fp32_modules_strict = [*SKTformerHeadModel._keep_in_fp32_modules_strict, "pooling"]
+    pools_tokens = True
     takes_choices = True
     _score, _loss = SKTformerForSequenceClassification._score, SKTformerForSequenceClassification._loss
 

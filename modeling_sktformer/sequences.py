@@ -132,9 +132,10 @@ class SequencePooling(nn.Module):
     What heads of sequences read: hidden states pooled by `config.classifier_pooling`, then standardised.
 
     `"cls"` is the first real token, `"mean"` the mean of all, `"mean_std"` mean and standard deviation, the statistics
-    pooling of "Deep Neural Network Embeddings for Text-Independent Speaker Verification". Pooled over many tokens,
-    texts differ little beside what all have in common, on which a new head would spend a short training: `center` and
-    `scale`, 0 and 1 until [`calibrate`] measures them, take that out.
+    pooling of "Deep Neural Network Embeddings for Text-Independent Speaker Verification", `"layers"` these of the
+    embeddings and of every layer. Pooled over many tokens, texts differ little beside what all have in common, on
+    which a new head would spend a short training: `center` and `scale`, 0 and 1 until [`calibrate`] measures them,
+    take that out.
     """
 
     center: torch.Tensor
@@ -143,12 +144,13 @@ class SequencePooling(nn.Module):
     def __init__(self, config):
         super().__init__()
         self.pooling = config.classifier_pooling
-        self.width = config.hidden_size * (2 if self.pooling == "mean_std" else 1)
+        num_states = config.num_hidden_layers + 1 if self.pooling == "layers" else 1
+        self.width = config.hidden_size * num_states * (1 if self.pooling in ("cls", "mean") else 2)
         self.register_buffer("center", torch.zeros(self.width))
         self.register_buffer("scale", torch.ones(self.width))
 
     def forward(self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
-        """Pool `(..., S, d)` over real tokens, 1 in a mask `(..., S)`, wherever the padding stands: `(..., width)`."""
+        """Pool `(..., S, d)`, `"layers"` side by side `(..., S, (L + 1) d)`, where a mask `(..., S)` is 1."""
         # In half precision the sum of a long sequence is beyond the largest number.
         dtype = torch.promote_types(hidden_states.dtype, torch.float32)
         mask = hidden_states.new_ones(hidden_states.shape[:-1]) if attention_mask is None else attention_mask
@@ -159,7 +161,7 @@ class SequencePooling(nn.Module):
         else:
             num_tokens = mask.sum(dim=-2).clamp(min=1)
             pooled = (hidden_states * mask).sum(dim=-2, dtype=dtype) / num_tokens
-        if self.pooling == "mean_std":
+        if self.pooling in ("mean_std", "layers"):
             squares = (hidden_states - pooled.unsqueeze(-2)).square()
             variance = (squares * mask).sum(dim=-2) / num_tokens
             pooled = torch.cat([pooled, (variance + 1e-12).sqrt()], dim=-1)  # at 0 the root is too steep

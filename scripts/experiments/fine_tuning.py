@@ -38,6 +38,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, IntervalStrategy
 
 from experiments import training as progress
 from experiments.adapters import merge_adapters
+from experiments.fitted_head import fit_head
 from experiments.heads import Collator, HeadTrainer, calibrate_head
 from experiments.plots import plot_task_curves
 from experiments.results import describe_environment, write_json
@@ -181,16 +182,19 @@ def run_trial(job: Job, trial: Trial, arguments: dict[str, Any], announces: bool
     args.run_name = " ".join(filter(None, (args.run_name, job.name, trial.name)))
     set_seed(args.seed)
     model = job.build_model()
-    if trains and args.calibrate_head and getattr(model, "has_new_head", True):
+    fits_head, takes_steps = trains and args.fit_head, trains and not args.fit_head
+    if takes_steps and args.calibrate_head and getattr(model, "has_new_head", True):
         calibrate_head(model, job.splits["train"], job.collator, args.device)
     if announces:
         counts = ", ".join(f"{name} {len(examples):,}" for name, examples in job.splits.items())
         progress.announce(
             model=progress.describe_model(model, f"from {job.facts['started_from']}"),
             data=f"{job.title}: {counts} examples",
-            steps=progress.describe_steps(args, len(job.splits["train"])) if trains else "",
+            steps=progress.describe_steps(args, len(job.splits["train"])) if takes_steps else "none" * fits_head,
         )
-    keeps_best, timer = trains and args.load_best_model_at_end, StepTimer()
+    if fits_head:
+        fit_head(model, job.splits["train"], job.collator, args)
+    keeps_best, timer = takes_steps and args.load_best_model_at_end, StepTimer()
     parts = [name for name in job.splits if name != "train"]
     trainer = (job.trainer_class or FineTuningTrainer)(
         model=model,
@@ -202,12 +206,11 @@ def run_trial(job: Job, trial: Trial, arguments: dict[str, Any], announces: bool
         compute_metrics=job.compute_metrics,
         callbacks=[timer, *([BestOnEvaluation(args.early_stopping_patience or 10**9)] if keeps_best else [])],
     )
-    trained: dict[str, Any] = {}
-    if trains:
+    trained: dict[str, Any] = {"train_samples": len(job.splits["train"])} if trains else {}
+    if takes_steps:
         resumed = args.resume_from_checkpoint if holds_checkpoint(trial) else find_checkpoint(trial.folder)
         trained |= trainer.train(resume_from_checkpoint=resumed).metrics | timer.metrics()
         PartialState().wait_for_everyone()  # until all have loaded the best checkpoint, which the first deletes
-        trained["train_samples"] = len(job.splits["train"])
         if keeps_best:
             trained["best_step"] = trainer.state.best_global_step
     # What is measured of the best model, behind the last step, is nothing of that step.
@@ -218,7 +221,7 @@ def run_trial(job: Job, trial: Trial, arguments: dict[str, Any], announces: bool
     if trains:
         trainer.save_finished()
     if trainer.is_world_process_zero():
-        values = ("num_train_epochs", "learning_rate") if trains else ()
+        values = ("num_train_epochs", "learning_rate") if takes_steps else ()
         result = {
             "name": trial.name,
             "folder": trial.folder.name,
@@ -270,7 +273,8 @@ def _report_trial(job: Job, trial: Trial, result: dict[str, Any], arguments: dic
     """Write a finished trial's curve, card and metrics."""
     folder = trial.folder
     if "train" in job.splits:
-        plot_task_curves({trial.name: result["history"]}, folder / "curve.png", job.title)
+        if any("loss" in entry for entry in result["history"]):
+            plot_task_curves({trial.name: result["history"]}, folder / "curve.png", job.title)
         job.write_card(folder, result, arguments)
     # Last, because a folder with metrics is a finished trial.
     write_json(folder / METRICS_FILE, result)

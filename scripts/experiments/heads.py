@@ -27,6 +27,7 @@ class HeadArguments(RunArguments):
 
     head_learning_rate: float | None = flag(None, "Rate of what stands behind the encoder, if it has its own.")
     calibrate_head: bool = flag(False, "Standardise what a new head reads, by some training examples.")
+    fit_head: bool = flag(False, "Compute SKTformer's head from the training examples, and train nothing else.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -34,7 +35,11 @@ class HeadArguments(RunArguments):
 
     def head_identity(self) -> dict[str, Any]:
         """What these decide of a run's result, which knows of a head's treatment only where one is asked for."""
-        head = {"head_learning_rate": self.head_learning_rate, "calibrate_head": self.calibrate_head or None}
+        head = {
+            "head_learning_rate": self.head_learning_rate,
+            "calibrate_head": self.calibrate_head or None,
+            "fit_head": self.fit_head or None,
+        }
         return {name: value for name, value in head.items() if self.do_train and value is not None}
 
 

@@ -33,9 +33,7 @@ _CARD = """---
 
 On {evaluated_on}. All of it is in `metrics.json`, with the versions and the machine it was made on.
 
-![{picture_title}]({picture})
-
-## Training
+{shown_picture}## Training
 
 With `scripts/{script}` of SKTformer and these arguments; those that name places on a machine are left out:
 
@@ -69,7 +67,7 @@ class CardFacts:
     scores: Mapping[str, float]  # by their names
     results: str  # the scores in Markdown, beside what they have to be compared with
     evaluated_on: str
-    picture: str = "curve.png"  # beside the card
+    picture: str = "curve.png"  # beside the card, if there is one
     picture_title: str = "Loss and score"
     datasets: tuple[str, ...] = ()  # ids of the Hub
     base_model: str | None = None  # what training started from
@@ -102,7 +100,9 @@ def write_card(folder: str | Path, facts: CardFacts, metrics: Mapping[str, Any],
     )
     portable = {name: value for name, value in arguments.items() if not (_LOCAL.fullmatch(name) or _is_place(value))}
     remote = ", trust_remote_code=True" if model_type == "sktformer" else ""
+    picture = f"![{facts.picture_title}]({facts.picture})\n\n" if Path(folder, facts.picture).is_file() else ""
     content = _CARD.format(
+        shown_picture=picture,
         title=title,
         card_data=data.to_yaml(),
         use=_USES.get(facts.pipeline_tag, facts.example).format(title=title, remote=remote, example=facts.example),

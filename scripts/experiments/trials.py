@@ -53,6 +53,10 @@ class FineTuningArguments(HeadArguments):
             (self.search and self.seeds > 1, "--search tries values with one seed; use --seeds after it."),
             (self.search and self.max_steps > 0, "--search tries epochs, which --max_steps overrides; leave it out."),
             (self.search and not all(grid), "--search needs at least one value for each of its --search_* flags."),
+            (
+                self.fit_head and several,
+                "--fit_head takes no step that --search or --seeds could vary; leave them out.",
+            ),
             (self.push_to_hub and several, "--push_to_hub pushes one model; leave out --search and --seeds."),
             # Which has room for one in a process; the next one measures, or has another seed.
             (self.deepspeed_plugin is not None, "DeepSpeed is for pre-training alone; fine-tune without --deepspeed."),

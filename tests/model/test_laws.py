@@ -76,7 +76,7 @@ def outcome(model, batch: Batch, side: str, width: int):
 
 @both_modes
 @all_smoothers
-@pytest.mark.parametrize("pooling", ["cls", "mean", "mean_std"])
+@pytest.mark.parametrize("pooling", ["cls", "mean", "mean_std", "layers"])
 @all_models
 def test_padding_changes_nothing(model_class, pooling, smoother, training):
     model = make_model(model_class, classifier_pooling=pooling, **smoother).train(training)
@@ -395,11 +395,12 @@ def test_batch_norm_measures_half_precision_in_float32(dtype, padded):
 
 
 @pytest.mark.parametrize("use_reentrant", [False, True])
-def test_gradient_checkpointing_changes_neither_gradients_nor_statistics(use_reentrant):
+@pytest.mark.parametrize("model_class", [SKTformerForMaskedLM, SKTformerForSequenceClassification])
+def test_gradient_checkpointing_changes_neither_gradients_nor_statistics(model_class, use_reentrant):
     batch = make_batch([12, 7])
     results = []
     for checkpointing in (False, True):
-        model = make_model(SKTformerForMaskedLM).train()
+        model = make_model(model_class, classifier_pooling="layers").train()
         if checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": use_reentrant})
             model.enable_input_require_grads()
@@ -635,6 +636,15 @@ def test_calibration_standardises_what_heads_read_and_is_done_anew_alike():
     pooling.calibrate(pooled[:1])  # which says nothing of how texts differ
     assert_equal(pooling.scale, scale)
     assert_equal(pooling(states[:1], inputs["attention_mask"][:1]), torch.zeros(1, 24, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_hidden_states_that_a_head_reads_are_returned_where_they_are_asked_for(asked):
+    model = make_model(SKTformerForSequenceClassification, classifier_pooling="layers")
+    inputs = make_batch([4]).inputs()
+    assert ("hidden_states" in model(**inputs, output_hidden_states=asked)) is asked
+    model.config.output_hidden_states = asked
+    assert ("hidden_states" in model(**inputs)) is asked
 
 
 def test_a_token_alone_has_a_deviation_without_infinite_slopes():

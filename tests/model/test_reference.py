@@ -17,8 +17,8 @@ from modeling_sktformer.smoothing import fourier_convolution
 from support.builders import MODELS, assert_equal, call, gradients, make_batch, make_model, token_outputs
 from support.reference import (
     naive_cross_entropy,
-    naive_encoder,
     naive_fourier_convolution,
+    naive_hidden_states,
     naive_kernel,
     naive_layer_norm,
     naive_linear,
@@ -62,7 +62,8 @@ def naive_loss_and_outputs(model, batch, training):
     """The loss and the outputs of any head, sequence by sequence, from the equations."""
     weights, config = weights_of(model), model.config
     encoder = weights if isinstance(model, SKTformerModel) else under(weights, "sktformer")
-    states = naive_encoder(encoder, config, batch.sequences, batch.token_types, training)
+    hidden_states = naive_hidden_states(encoder, config, batch.sequences, batch.token_types, training)
+    states = hidden_states[-1]
     labels = batch.labels(type(model))
     if isinstance(model, SKTformerModel):
         return sum((state**2).sum() for state in states), states
@@ -82,6 +83,8 @@ def naive_loss_and_outputs(model, batch, training):
             for row, label in zip(rows, row_labels[: len(rows)], strict=True)
         ]
         return naive_cross_entropy([row for row, _ in flat], [label for _, label in flat]), logits
+    if config.classifier_pooling == "layers":
+        states = [torch.cat(layers, dim=-1) for layers in zip(*hidden_states, strict=True)]
     if isinstance(model, SKTformerForSequenceMatching):
         pairs = zip(states[::2], states[1::2], strict=True)
         logits = [naive_matching_logits(weights, config, first, second) for first, second in pairs]
@@ -137,7 +140,7 @@ def test_encoder_equals_its_equations(variant, training):
 
 
 @pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
-@pytest.mark.parametrize("pooling", ["cls", "mean", "mean_std"])
+@pytest.mark.parametrize("pooling", ["cls", "mean", "mean_std", "layers"])
 @pytest.mark.parametrize("model_class", MODELS, ids=lambda c: c.__name__)
 def test_heads_equal_their_equations(model_class, pooling, training):
     check_model(model_class, training, classifier_pooling=pooling)

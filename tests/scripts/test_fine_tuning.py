@@ -644,6 +644,30 @@ def test_a_layer_that_a_checkpoint_lends_a_head_is_scaled(tmp_path):
     assert torch.allclose(outputs[0].std(dim=0, correction=0), torch.ones(1), atol=1e-3)
 
 
+def test_a_head_is_computed_without_a_step(tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    splits = {"train": make_examples(120, 1), "validation": make_examples(40, 2)}
+    folder = tmp_path / "run"
+    metrics = run(folder, make_job(splits), fit_head=True)
+    assert "Steps:    none" in caplog.messages
+    assert metrics == read_metrics(folder)
+    assert (metrics["train_samples"], metrics["eval_samples"]) == (120, 40)
+    assert not {"learning_rate", "num_train_epochs", "best_step", "train_runtime"} & metrics.keys()
+    assert weights(folder)["classifier.pooling.scale"].max() < 1
+    assert not (folder / "curve.png").exists()
+    assert run(folder, make_job(splits), fit_head=True) is None  # finished
+    with pytest.raises(UserError, match="fit_head: True there, none here"):
+        run(folder, make_job(splits))
+
+
+@pytest.mark.parametrize("several", [{"seeds": 2}, {"search": True, "max_steps": -1}])
+def test_a_head_is_computed_once(tmp_path, several):
+    with pytest.raises(
+        UserError, match="--fit_head takes no step that --search or --seeds could vary; leave them out"
+    ):
+        make_arguments(tmp_path, fit_head=True, **several)
+
+
 def test_a_head_may_have_a_rate_of_its_own(tmp_path, cut, monkeypatch):
     values = {"learning_rate": 0.0, "head_learning_rate": 1e-2}
     whole = run(tmp_path / "whole", **values)

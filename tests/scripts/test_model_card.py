@@ -37,6 +37,7 @@ def test_a_card_names_what_the_hub_asks_for(tmp_path, base_model, named, monkeyp
     assert (result.metric_type, result.metric_value, result.dataset_name) == ("loss", 1.25, "held-out text")
     assert (data.model_name, result.dataset_type) == ("folder", "Salesforce/wikitext")
     assert "learning_rate: 0.1" in card.text
+    assert "curve.png" not in card.text
     assert "someone" not in card.content
     assert str(tmp_path) not in card.content
     assert "validation_name: owner/name" in card.text

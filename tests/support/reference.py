@@ -173,7 +173,14 @@ def naive_layer(weights: Weights, config, sequences: list[Tensor], training: boo
 def naive_encoder(
     weights: Weights, config, sequences: list[list[int]], token_types: list[list[int]], training: bool = False
 ) -> list[Tensor]:
-    """Embeddings, layers and last layer norm for sequences of real tokens; one `(n, d)` tensor each."""
+    """The last hidden states of sequences of real tokens; one `(n, d)` tensor each."""
+    return naive_hidden_states(weights, config, sequences, token_types, training)[-1]
+
+
+def naive_hidden_states(
+    weights: Weights, config, sequences: list[list[int]], token_types: list[list[int]], training: bool = False
+) -> list[list[Tensor]]:
+    """Embeddings, and what comes out of each layer, of the last behind the layer norm: one `(n, d)` a sequence."""
     embeddings = under(weights, "embeddings")
     states = []
     for tokens, types in zip(sequences, token_types, strict=True):
@@ -185,9 +192,12 @@ def naive_encoder(
         ]
         states.append(naive_layer_norm(under(embeddings, "norm"), torch.stack(rows), config.layer_norm_eps))
     encoder = under(weights, "encoder")
+    hidden_states = [states]
     for index in range(config.num_hidden_layers):
         states = naive_layer(under(encoder, f"layers.{index}"), config, states, training)
-    return [naive_layer_norm(under(encoder, "final_norm"), state, config.layer_norm_eps) for state in states]
+        hidden_states.append(states)
+    last = [naive_layer_norm(under(encoder, "final_norm"), state, config.layer_norm_eps) for state in states]
+    return [*hidden_states[:-1], last]
 
 
 def naive_cross_entropy(logits: list[Tensor], labels: list[int]) -> Tensor:
@@ -217,11 +227,8 @@ def naive_matching_logits(weights: Weights, config, first: Tensor, second: Tenso
 
 def naive_pooling(weights: Weights, config, states: Tensor) -> Tensor:
     mean = states.mean(0)
-    pooled = {
-        "cls": lambda: states[0],
-        "mean": lambda: mean,
-        "mean_std": lambda: torch.cat([mean, (((states - mean) ** 2).mean(0) + 1e-12).sqrt()]),
-    }[config.classifier_pooling]()
+    mean_std = torch.cat([mean, (((states - mean) ** 2).mean(0) + 1e-12).sqrt()])
+    pooled = {"cls": states[0], "mean": mean, "mean_std": mean_std, "layers": mean_std}[config.classifier_pooling]
     return (pooled - weights["classifier.pooling.center"]) / weights["classifier.pooling.scale"]
 
 

@@ -1,0 +1,153 @@
+"""A head that is computed: what it answers, how it is written into a model, and what a run of it leaves."""
+
+import random
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset
+from transformers import BertConfig, BertForSequenceClassification
+from transformers import default_data_collator as collate
+
+from experiments.arguments import UserError
+from experiments.fitted_head import LinearClassifier, fit_classifier, fit_head, write_classifier
+from modeling_sktformer import SKTformerForSequenceClassification
+from support.builders import make_config
+
+
+ARGS: Any = SimpleNamespace(
+    per_device_eval_batch_size=8, device=torch.device("cpu"), disable_tqdm=True, should_log=False
+)
+
+
+def make_groups(seed, shift=3.0):
+    """
+    Features of two sources of each of three labels. Labels differ a little in the first column; in the second each
+    source has a place of its own, far from the others.
+    """
+    numbers = np.random.default_rng(seed)
+    labels = np.repeat([0, 1, 2], 80)
+    features = numbers.normal(size=(240, 6))
+    features[:, 0] = 0.2 * features[:, 0] + labels
+    features[:, 1] += shift * np.repeat(numbers.normal(size=6), 40)
+    return features, labels
+
+
+def make_examples(count):
+    """Sequences of which each label has its own tokens, some of them with a neighbour."""
+    choose, labels = random.Random(0), [n % 3 for n in range(count)]
+    rows = [[choose.randrange(1 + 8 * label, 13 + 8 * label) for _ in range(8)] for label in labels]
+    return Dataset.from_dict({"input_ids": rows, "label": labels})
+
+
+def standardise(features):
+    return (features - features.mean(axis=0)) / features.std(axis=0)
+
+
+def answers(classifier: LinearClassifier, features):
+    return (features @ classifier.weight.T + classifier.bias).argmax(axis=1)
+
+
+def test_what_varies_within_labels_has_little_weight():
+    features, labels = make_groups(1)
+    classifier = fit_classifier(standardise(features), labels, 3)
+    weights = np.abs(classifier.weight[0] - classifier.weight[2])
+    assert weights[0] > 10 * weights[1:].max()
+    others, expected = make_groups(2)
+    assert (answers(classifier, standardise(others)) == expected).mean() > 0.95
+
+
+def test_directions_that_are_constant_or_the_same_do_no_harm():
+    features, labels = make_groups(1)
+    features = np.column_stack([standardise(features), np.zeros(240), standardise(features)[:, 0]])
+    classifier = fit_classifier(features, labels, 3)
+    assert np.isfinite(classifier.weight).all()
+    assert (answers(classifier, features) == labels).mean() > 0.95
+
+
+@pytest.mark.parametrize("present", [[0, 2], [1, 2, 4]])
+def test_labels_without_an_example_are_never_answered(present):
+    features, labels = make_groups(1)
+    rows = labels < len(present)
+    features, labels = standardise(features[rows]), np.array(present)[labels[rows]]
+    classifier = fit_classifier(features, labels, 5)
+    assert (answers(classifier, features) == labels).mean() > 0.95
+    scores = features @ classifier.weight.T + classifier.bias
+    absent = [label for label in range(5) if label not in present]
+    assert (scores[:, absent].max(axis=1) < scores[:, present].max(axis=1)).all()
+
+
+def test_rare_labels_have_the_weight_of_others():
+    numbers = np.random.default_rng(0)
+    labels = np.repeat([0, 1], [400, 10])
+    features = numbers.normal(size=(410, 1)) + labels[:, None]
+    found = answers(fit_classifier(features, labels, 2), features)
+    assert (found[labels == 1] == 1).mean() > 0.5
+
+
+def test_a_single_label_is_refused():
+    with pytest.raises(UserError, match="--fit_head finds a single label in the training examples; leave it out"):
+        fit_classifier(np.ones((4, 2)), np.ones(4, dtype=int), 2)
+
+
+@pytest.mark.parametrize("num_labels", [2, 3, 12])
+def test_a_head_gives_what_the_classifier_does(num_labels):
+    torch.manual_seed(0)
+    model = SKTformerForSequenceClassification(make_config(classifier_pooling="layers", num_labels=num_labels))
+    head = model.double().eval().classifier
+    features = torch.randn(200, head.dense.in_features, dtype=torch.float64)
+    numbers = np.random.default_rng(0)
+    weight = 0.3 * numbers.normal(size=(num_labels, features.shape[1]))
+    classifier = LinearClassifier(weight, numbers.normal(size=num_labels))
+    write_classifier(head, classifier, features)
+    got = head.output(torch.tanh(head.dense(features))).softmax(dim=-1)
+    expected = (features @ torch.from_numpy(weight).T + torch.from_numpy(classifier.bias)).softmax(dim=-1)
+    torch.testing.assert_close(got, expected, rtol=0, atol=0.02)
+
+
+def test_labels_beyond_the_head_s_width_share_its_strongest_directions():
+    torch.manual_seed(0)
+    model = SKTformerForSequenceClassification(make_config(classifier_pooling="layers", num_labels=20))
+    head = model.double().eval().classifier
+    assert head.dense.out_features < 19
+    features = torch.randn(300, head.dense.in_features, dtype=torch.float64)
+    first, second = (np.linalg.qr(np.random.default_rng(n).normal(size=(72, 20)))[0] for n in range(2))
+    weight = first[:20] * 0.6 ** np.arange(20) @ second.T
+    write_classifier(head, LinearClassifier(weight, np.zeros(20)), features)
+    got = head.output(torch.tanh(head.dense(features))).argmax(dim=-1)
+    assert (got == (features @ torch.from_numpy(weight).T).argmax(dim=-1)).double().mean() > 0.7
+
+
+@pytest.mark.parametrize("pooling", ["cls", "mean_std", "layers"])
+def test_a_head_is_computed_and_the_encoder_stays(pooling):
+    torch.manual_seed(0)
+    model = SKTformerForSequenceClassification(make_config(classifier_pooling=pooling, num_labels=3))
+    before = {name: values.clone() for name, values in model.sktformer.state_dict().items()}
+    examples = make_examples(120)
+    fit_head(model, examples, collate, ARGS)
+    assert all(torch.equal(values, before[name]) for name, values in model.sktformer.state_dict().items())
+    batch = collate(list(examples))
+    right = (model(**batch).logits.argmax(dim=-1) == batch["labels"]).double().mean()
+    assert right > {"cls": 0.6, "mean_std": 0.9, "layers": 0.95}[pooling]
+
+
+def test_other_heads_and_other_labels_are_refused():
+    examples = make_examples(8)
+    sizes: dict[str, Any] = {"hidden_size": 16, "num_hidden_layers": 1, "intermediate_size": 16}
+    bert: Any = BertForSequenceClassification(BertConfig(num_attention_heads=2, **sizes))
+    with pytest.raises(UserError, match=r"an SKTformer for sequences, not of BertForSequenceClassification; leave it"):
+        fit_head(bert, examples, collate, ARGS)
+    model = SKTformerForSequenceClassification(make_config(problem_type="regression", num_labels=1))
+    with pytest.raises(UserError, match="--fit_head is for single labels, not regression; leave it out"):
+        fit_head(model, examples, collate, ARGS)
+
+
+def test_examples_may_have_no_label_of_a_class():
+    model = SKTformerForSequenceClassification(make_config(num_labels=4))
+    examples = Dataset.from_dict(
+        {"input_ids": [[n % 3 + 5] * 4 for n in range(30)], "label": [n % 3 for n in range(30)]}
+    )
+    fit_head(model, examples, collate, ARGS)
+    assert model(**collate(list(examples))).logits.argmax(dim=-1).tolist() == examples["label"]
