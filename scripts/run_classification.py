@@ -33,6 +33,7 @@ from experiments.classification.labels import SINGLE, checkpoint_problem, format
 from experiments.classification.metrics import METRICS, compute_metrics, measure, measure_baselines, probabilities
 from experiments.classification.report import check_answers, write_answers, write_report, write_text_card
 from experiments.fine_tuning import Job, fingerprint_rows, predict, run_job
+from experiments.fitted_head import predict_frozen
 from experiments.model_card import public_name
 from experiments.run_folder import ARGUMENTS_FILE, recorded_arguments
 from experiments.text import classifier
@@ -58,7 +59,7 @@ def main() -> None:
     progress.prepare(training, command.given)
     folder, trains = Path(training.output_dir), training.do_train
     if texts.baseline and not trains:
-        raise UserError(f"--baseline {texts.baseline} learns from the training texts; add --do_train.")
+        raise UserError(f"--baseline {' '.join(texts.baseline)} learns from the training texts; add --do_train.")
     if texts.test_file and not training.do_predict:
         logger.warning("--test_file is not read; add --do_train --do_eval --do_predict to do all three.")
     only_predicts = not (trains or training.do_eval)
@@ -73,6 +74,8 @@ def main() -> None:
     data = load_texts(texts, wanted, tokenizer, checkpoint_problem(checkpoint))
     if training.label_smoothing_factor and data.problem.kind != SINGLE:
         raise UserError(f"--label_smoothing_factor is for single labels, not {data.problem.kind}; leave it out.")
+    if "frozen" in texts.baseline and data.problem.kind != SINGLE:
+        raise UserError(f"--baseline frozen is for single labels, not {data.problem.kind}; leave it out.")
     model = load_model(command, checkpoint, data, tokenizer, trains)
     collator = classifier.make_collator(tokenizer, input_length(texts, model), texts.pad_to_max_length)
     rows = {name: part.examples(data.columns) for name, part in data.parts.items()}
@@ -91,7 +94,8 @@ def main() -> None:
         run=f"finished, in {folder}" if finished else "",
         model="" if job else progress.describe_model(model, f"from {checkpoint.model_name_or_path}"),
     )
-    baselines = measure_baselines(data, texts.baseline == "tfidf")
+    frozen = predict_frozen(model, splits, collator, training) if "frozen" in texts.baseline else {}
+    baselines = measure_baselines(data, "tfidf" in texts.baseline, frozen)
     if job:
         job.facts["baselines"] = baselines["validation"]
         run_job(job, folder, training, recorded_arguments(command.given))

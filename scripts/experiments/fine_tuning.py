@@ -273,7 +273,7 @@ def _report_trial(job: Job, trial: Trial, result: dict[str, Any], arguments: dic
     """Write a finished trial's curve, card and metrics."""
     folder = trial.folder
     if "train" in job.splits:
-        if any("loss" in entry for entry in result["history"]):
+        if "learning_rate" in result:  # for where no step is taken there is no curve
             plot_task_curves({trial.name: result["history"]}, folder / "curve.png", job.title)
         job.write_card(folder, result, arguments)
     # Last, because a folder with metrics is a finished trial.

@@ -6,12 +6,14 @@ from apart by whatever does, and bends the encoder to it. What is computed here 
 varies within a label, as linear discriminants do, and leaves the encoder alone.
 """
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from datasets import Dataset
+from scipy.special import softmax
 from sklearn.linear_model import LogisticRegression
 from torch.utils.data import DataLoader
 from tqdm import tqdm
@@ -20,7 +22,6 @@ from transformers import PreTrainedModel
 from experiments.arguments import UserError
 from experiments.heads import Collator, HeadArguments
 from modeling_sktformer.modeling_sktformer import SKTformerClassificationHead
-from modeling_sktformer.sequences import SequencePooling
 
 
 # Share of the identity in the covariance within labels, so that directions that hardly vary there are not believed.
@@ -82,28 +83,75 @@ def fit_head(model: PreTrainedModel, examples: Dataset, collator: Collator, args
         raise UserError(f"--fit_head computes the head of an SKTformer for sequences, not of {kind}; leave it out.")
     if model.config.problem_type not in (None, "single_label_classification"):
         raise UserError(f"--fit_head is for single labels, not {model.config.problem_type}; leave it out.")
-    features, labels = _pool(model, head.pooling, examples, collator, args)
-    std, mean = torch.std_mean(features, dim=0, correction=0)
-    head.pooling.calibrate(features.to(args.device))
-    standardised = (features - mean) / torch.where(std > 1e-6, std, 1.0)  # as the head reads them from now on
-    classifier = fit_classifier(standardised.numpy(), labels.numpy(), head.output.out_features)
-    write_classifier(head, classifier, standardised)
+    features: list[torch.Tensor] = []
+    hook = head.pooling.register_forward_hook(lambda module, inputs, output: features.append(output.double().cpu()))
+    labels = torch.cat([batch["labels"] for batch, _ in _outputs(model, model, examples, collator, args)])
+    hook.remove()
+    pooled = torch.cat(features)
+    head.pooling.calibrate(pooled.to(args.device))
+    standardised = Standardised.of(pooled)(pooled)  # as the head reads them from now on
+    write_classifier(
+        head, fit_classifier(standardised.numpy(), labels.numpy(), head.output.out_features), standardised
+    )
 
 
-def _pool(
-    model: PreTrainedModel, pooling: SequencePooling, examples: Dataset, collator: Collator, args: HeadArguments
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """What a head reads of all examples, `(num_examples, width)`, and their labels."""
-    features, labels = [], []
-    hook = pooling.register_forward_hook(lambda module, inputs, output: features.append(output.double().cpu()))
+def predict_frozen(
+    model: PreTrainedModel, splits: Mapping[str, Dataset], collator: Collator, args: HeadArguments
+) -> dict[str, np.ndarray]:
+    """
+    What a linear classifier of mean and standard deviation of all hidden states of any encoder answers, fitted to the
+    split "train": probabilities `(num_examples, num_labels)` for each of the others.
+    """
+    encoder = getattr(model, "get_base_model", lambda: model)().base_model  # also where it has adapters
+    features, labels = {}, []
+    for name, examples in splits.items():
+        pooled = []
+        for batch, outputs in _outputs(model, encoder, examples, collator, args, output_hidden_states=True):
+            mask = batch.get("attention_mask", torch.ones(batch["input_ids"].shape))
+            weights = (mask / mask.sum(dim=1, keepdim=True)).unsqueeze(-1)
+            for_states = [states.double().cpu() for states in outputs.hidden_states]
+            means = [(states * weights).sum(dim=1) for states in for_states]
+            pairs = zip(for_states, means, strict=True)
+            variances = [((states - mean.unsqueeze(1)).square() * weights).sum(dim=1) for states, mean in pairs]
+            pooled.append(torch.cat([*means, *(variance.sqrt() for variance in variances)], dim=1))
+            if name == "train":
+                labels.append(batch["labels"])
+        features[name] = torch.cat(pooled)
+    standardise = Standardised.of(features["train"])
+    known = torch.cat(labels).numpy()
+    classifier = fit_classifier(standardise(features["train"]).numpy(), known, cast(int, model.config.num_labels))
+    others = {name: standardise(values).numpy() for name, values in features.items() if name != "train"}
+    return {name: softmax(values @ classifier.weight.T + classifier.bias, axis=1) for name, values in others.items()}
+
+
+@dataclass(frozen=True)
+class Standardised:
+    """Features as some of them have mean 0 and variance 1; what is constant in these is moved alone."""
+
+    mean: torch.Tensor
+    std: torch.Tensor
+
+    @classmethod
+    def of(cls, features: torch.Tensor) -> "Standardised":
+        """By examples `(num_examples, width)`."""
+        std, mean = torch.std_mean(features, dim=0, correction=0)
+        return cls(mean, torch.where(std > 1e-6, std, 1.0))
+
+    def __call__(self, features: torch.Tensor) -> torch.Tensor:
+        return (features - self.mean) / self.std
+
+
+def _outputs(
+    model: PreTrainedModel, part: Any, examples: Dataset, collator: Collator, args: HeadArguments, **options: Any
+) -> Iterator[tuple[dict[str, torch.Tensor], Any]]:
+    """Every batch of the examples, with what a part of the model, on the run's device, gives for it."""
     batches = DataLoader(examples, batch_size=args.per_device_eval_batch_size, collate_fn=collator)  # type: ignore[arg-type]
     model.to(args.device).eval()  # type: ignore[arg-type]
-    with torch.no_grad():
-        for batch in tqdm(batches, "Fitting the head", disable=bool(args.disable_tqdm) or not args.should_log):
-            labels.append(batch.pop("labels"))
-            model(**{name: value.to(args.device) for name, value in batch.items()})
-    hook.remove()
-    return torch.cat(features), torch.cat(labels)
+    for batch in tqdm(batches, "Reading the encoder", disable=bool(args.disable_tqdm) or not args.should_log):
+        inputs = {name: value.to(args.device) for name, value in batch.items() if name != "labels"}
+        with torch.no_grad():
+            outputs = part(**inputs, **options)
+        yield batch, outputs
 
 
 @torch.no_grad()

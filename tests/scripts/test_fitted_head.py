@@ -12,7 +12,7 @@ from transformers import BertConfig, BertForSequenceClassification
 from transformers import default_data_collator as collate
 
 from experiments.arguments import UserError
-from experiments.fitted_head import LinearClassifier, fit_classifier, fit_head, write_classifier
+from experiments.fitted_head import LinearClassifier, fit_classifier, fit_head, predict_frozen, write_classifier
 from modeling_sktformer import SKTformerForSequenceClassification
 from support.builders import make_config
 
@@ -131,6 +131,37 @@ def test_a_head_is_computed_and_the_encoder_stays(pooling):
     batch = collate(list(examples))
     right = (model(**batch).logits.argmax(dim=-1) == batch["labels"]).double().mean()
     assert right > {"cls": 0.6, "mean_std": 0.9, "layers": 0.95}[pooling]
+
+
+def test_a_frozen_encoder_answers_as_the_head_that_is_computed():
+    torch.manual_seed(0)
+    model = SKTformerForSequenceClassification(make_config(classifier_pooling="layers", num_labels=3))
+    splits = {"train": make_examples(120), "test": make_examples(31).remove_columns("label")}
+    chances = predict_frozen(model, splits, collate, ARGS)
+    assert chances.keys() == {"test"}
+    fit_head(model, splits["train"], collate, ARGS)
+    with torch.no_grad():
+        expected = model(**collate(list(splits["test"]))).logits.softmax(dim=-1)
+    np.testing.assert_allclose(chances["test"], expected.numpy(), atol=0.01)
+
+
+def test_any_encoder_is_read_without_its_padding():
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {"hidden_size": 16, "num_hidden_layers": 2, "intermediate_size": 16, "num_labels": 3}
+    bert: Any = BertForSequenceClassification(BertConfig(num_attention_heads=2, **sizes))
+    examples = make_examples(90)
+
+    def padded(rows):
+        batch = collate(rows)
+        filler = torch.zeros(len(rows), 3, dtype=torch.long)
+        mask = torch.cat([torch.ones_like(batch["input_ids"]), filler], dim=1)
+        return batch | {"input_ids": torch.cat([batch["input_ids"], filler + 7], dim=1), "attention_mask": mask}
+
+    plain, filled = (
+        predict_frozen(bert, {"train": examples, "test": examples}, make, ARGS)["test"] for make in (collate, padded)
+    )
+    np.testing.assert_allclose(filled, plain, atol=1e-3)
+    assert (plain.argmax(axis=1) == examples["label"]).mean() > 0.9
 
 
 def test_other_heads_and_other_labels_are_refused():

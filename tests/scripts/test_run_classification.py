@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from huggingface_hub.utils import filter_repo_objects
+from safetensors.torch import load_file
 from transformers import (
     AutoConfig,
     BertConfig,
@@ -24,7 +25,7 @@ from transformers import (
 
 import run_classification
 from experiments import training
-from experiments.arguments import UserError
+from experiments.arguments import CONFIGURATION, UserError
 from experiments.classification.labels import SINGLE, Problem
 from experiments.classification.report import write_answers
 from experiments.fine_tuning import FineTuningTrainer
@@ -199,7 +200,7 @@ def test_excerpts_of_novels_are_counted_by_document(run, files, tmp_path, monkey
     folder = run(
         *("--train_file", files / "train" / "*.txt", "--test_file", files / "test" / "*.txt"),
         *("--label_from_file_name", "^([^_]+)_", "--excerpt_length", 12, "--max_excerpts_per_document", 4),
-        *("--do_train", "--do_eval", "--do_predict", "--baseline", "tfidf"),
+        *("--do_train", "--do_eval", "--do_predict", "--baseline", "tfidf", "frozen"),
     )
     metrics = read_metrics(folder)
     assert metrics["held_out"].startswith("the last excerpts of every document")
@@ -218,6 +219,7 @@ def test_excerpts_of_novels_are_counted_by_document(run, files, tmp_path, monkey
     right = sum(row["prediction"] == row["label"] for row in documents)
     assert results["test, this model"]["document_accuracy"] == right / 3
     assert "document_accuracy" in results["test, TF-IDF"]
+    assert results["test, frozen encoder"]["accuracy"] > 0.6
     assert AutoConfig.from_pretrained(folder).max_position_embeddings == 32
     # A long text without excerpts is read as far as an excerpt reached in training, and not as far as the model could.
     lengths: list[int] = []
@@ -251,6 +253,22 @@ def test_nothing_that_is_uploaded_says_where_it_was_made(run, files, tmp_path):
     places = [str(path).encode() for path in (files.parent, tmp_path, Path.cwd())]
     assert not [name for name in uploaded for place in places if place in (folder / name).read_bytes()]
     assert [row["file"] for row in read_table(folder / "documents.csv")][:2] == ["austen_0.txt", "poe_0.txt"]
+
+
+def test_a_head_is_computed_on_an_encoder_that_stays(run, files, tmp_path, checkpoint):
+    """By its recipe, and trained further like any other."""
+    recipe = ["--recipe", CONFIGURATION / "classification" / "frozen_encoder.yaml"]
+    books = ["--train_file", files / "train" / "*.txt", "--label_from_file_name", "^([^_]+)_", "--excerpt_length", 12]
+    folder = run(*recipe, *books, "--test_file", files / "test" / "*.txt", "--do_train", "--do_eval", "--do_predict")
+    before, after = (load_file(place / "model.safetensors") for place in (Path(checkpoint), folder))
+    encoder = [name for name in after if name.startswith("sktformer.")]
+    assert encoder
+    assert all(torch.equal(after[name], before[name]) for name in encoder)
+    assert AutoConfig.from_pretrained(folder).classifier_pooling == "layers"
+    assert json.loads((folder / "report.json").read_text())["test, this model"]["accuracy"] > 0.9
+    assert "curve.png" not in (folder / "README.md").read_text()
+    further = run(*books, "--output_dir", tmp_path / "further", model=folder, epochs=1)
+    assert read_metrics(further)["score"] > 0.9
 
 
 def test_several_labels_and_numbers_are_predicted(run, files, tmp_path):
@@ -447,6 +465,11 @@ def test_other_architectures_read_pairs_of_texts(run, tmp_path, config, model_cl
     ("flags", "message"),
     [
         (["--do_eval", "--baseline", "tfidf"], "learns from the training texts"),
+        (["--do_train", "--baseline", "tfidf", "words"], "--baseline words is not known; give tfidf, frozen or both"),
+        (
+            ["--do_train", "--problem_type", "regression", "--label_column", "id", "--baseline", "frozen"],
+            "--baseline frozen is for single labels, not regression; leave it out",
+        ),
         (["--do_predict"], "no texts for test; give --test_file"),
         (["--problem_type", "regression", "--label_column", "id", "--label_smoothing_factor", 0.1], "single labels"),
         (

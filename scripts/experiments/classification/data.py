@@ -66,11 +66,16 @@ class TextArguments:
     max_eval_samples: int | None = flag(None, "Likewise for evaluation.")
     max_predict_samples: int | None = flag(None, "Likewise for prediction.")
     preprocessing_num_workers: int | None = flag(None, "Processes that tokenize.")
-    baseline: Literal["tfidf"] | None = flag(None, "tfidf: measure a linear model of words and pairs of words, too.")
+    baseline: list[str] = flag(
+        [],
+        "Measure linear models, too: tfidf of words and pairs of words, frozen of what the encoder gives untrained.",
+    )
 
     def __post_init__(self) -> None:
         if any((self.train_file, self.validation_file, self.test_file)) == bool(self.dataset_name):
             raise UserError("Give the texts either by --train_file (and the like) or by --dataset_name.")
+        if unknown := {*self.baseline} - {"tfidf", "frozen"}:
+            raise UserError(f"--baseline {min(unknown)} is not known; give tfidf, frozen or both.")
         require_at_least(8, self, "max_seq_length", "excerpt_length")
         limits = ("max_train_samples", "max_eval_samples", "max_predict_samples")
         require_at_least(1, self, *limits, "max_excerpts_per_document", "preprocessing_num_workers")

@@ -67,8 +67,13 @@ def compute_metrics(problem: Problem, documents: Sequence[int], prediction: Eval
     return values | {"score": values[METRICS[problem.kind][0]]}
 
 
-def measure_baselines(data: TextData, with_tfidf: bool) -> dict[str, dict[str, dict[str, float]]]:
-    """What a model is compared with, by part: the commonest labels, or the mean, and a linear model of words."""
+def measure_baselines(
+    data: TextData, with_tfidf: bool, frozen: Mapping[str, np.ndarray] | None = None
+) -> dict[str, dict[str, dict[str, float]]]:
+    """
+    What a model is compared with, by part: the commonest labels, or the mean, a linear model of words, and what a
+    linear model of the `frozen` encoder answers, probabilities `(num_examples, num_labels)` for each part.
+    """
     problem, train = data.problem, data.parts.get("train")
     others = {name: part for name, part in data.parts.items() if name != "train" and part.labels is not None}
     if train is None:
@@ -80,6 +85,8 @@ def measure_baselines(data: TextData, with_tfidf: bool) -> dict[str, dict[str, d
     if with_tfidf:
         texts = {name: data.texts(name) for name in others}
         answers["TF-IDF"] = _predict_tfidf(problem, data.texts("train"), labels, texts)
+    if frozen:
+        answers["frozen encoder"] = dict(frozen)
     return {
         name: {answer: measure(problem, c[name], part.labels, part.documents) for answer, c in answers.items()}
         for name, part in others.items()
