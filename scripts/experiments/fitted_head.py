@@ -15,6 +15,7 @@ import torch
 from datasets import Dataset
 from scipy.special import softmax
 from sklearn.linear_model import LogisticRegression
+from torch import nn
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 from transformers import PreTrainedModel
@@ -72,27 +73,39 @@ def fit_classifier(features: np.ndarray, labels: np.ndarray, num_labels: int) ->
 
 def fit_head(model: PreTrainedModel, examples: Dataset, collator: Collator, args: HeadArguments) -> None:
     """
-    Compute the head of a sequence classifier from all examples; the encoder stays as it is.
+    Compute the head of a sequence classifier from all examples; the encoder stays as it is. Of SKTformer's it is all
+    of the head, of others the last linear layer, behind what their heads make of the encoder.
 
     Raises:
-        UserError: if the model has another head than SKTformer's, or its labels are not single ones.
+        UserError: if the labels are not single ones, or the model ends in no linear layer with a bias.
     """
-    head: Any = getattr(model, "classifier", None)
-    if type(head) is not SKTformerClassificationHead:
-        kind = type(model).__name__
-        raise UserError(f"--fit_head computes the head of an SKTformer for sequences, not of {kind}; leave it out.")
     if model.config.problem_type not in (None, "single_label_classification"):
         raise UserError(f"--fit_head is for single labels, not {model.config.problem_type}; leave it out.")
-    features: list[torch.Tensor] = []
-    hook = head.pooling.register_forward_hook(lambda module, inputs, output: features.append(output.double().cpu()))
+    num_labels = cast(int, model.config.num_labels)
+    head: Any = getattr(model, "classifier", None)
+    is_ours = type(head) is SKTformerClassificationHead
+    last = [m for m in model.modules() if isinstance(m, nn.Linear) and m.out_features == num_labels][-1:]
+    if not last or last[0].bias is None:
+        kind = type(model).__name__
+        raise UserError(f"--fit_head computes a linear layer with a bias, and {kind} ends in none; leave it out.")
+    read: list[torch.Tensor] = []
+    hook = (head.dense if is_ours else last[0]).register_forward_pre_hook(
+        lambda module, inputs: read.append(inputs[0].double().cpu().flatten(0, -2))
+    )
     labels = torch.cat([batch["labels"] for batch, _ in _outputs(model, model, examples, collator, args)])
     hook.remove()
-    pooled = torch.cat(features)
-    head.pooling.calibrate(pooled.to(args.device))
-    standardised = Standardised.of(pooled)(pooled)  # as the head reads them from now on
-    write_classifier(
-        head, fit_classifier(standardised.numpy(), labels.numpy(), head.output.out_features), standardised
-    )
+    features = torch.cat(read)
+    standardise = Standardised.of(features)
+    standardised = standardise(features)
+    classifier = fit_classifier(standardised.numpy(), labels.numpy(), num_labels)
+    if is_ours:
+        head.pooling.calibrate(features.to(args.device))  # which standardises likewise
+        write_classifier(head, classifier, standardised)
+        return
+    weight = torch.from_numpy(classifier.weight) / standardise.std
+    with torch.no_grad():
+        last[0].weight.copy_(weight)
+        last[0].bias.copy_(torch.from_numpy(classifier.bias) - weight @ standardise.mean)
 
 
 def predict_frozen(

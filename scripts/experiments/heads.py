@@ -27,7 +27,7 @@ class HeadArguments(RunArguments):
 
     head_learning_rate: float | None = flag(None, "Rate of what stands behind the encoder, if it has its own.")
     calibrate_head: bool = flag(False, "Standardise what a new head reads, by some training examples.")
-    fit_head: bool = flag(False, "Compute SKTformer's head from the training examples, and train nothing else.")
+    fit_head: bool = flag(False, "Compute the head from the training examples, and train nothing else.")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -164,15 +164,26 @@ def test_any_encoder_is_read_without_its_padding():
     assert (plain.argmax(axis=1) == examples["label"]).mean() > 0.9
 
 
-def test_other_heads_and_other_labels_are_refused():
-    examples = make_examples(8)
-    sizes: dict[str, Any] = {"hidden_size": 16, "num_hidden_layers": 1, "intermediate_size": 16}
+def test_of_other_heads_the_last_layer_is_computed():
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {"hidden_size": 16, "num_hidden_layers": 1, "intermediate_size": 16, "num_labels": 3}
     bert: Any = BertForSequenceClassification(BertConfig(num_attention_heads=2, **sizes))
-    with pytest.raises(UserError, match=r"an SKTformer for sequences, not of BertForSequenceClassification; leave it"):
+    before = {name: values.clone() for name, values in bert.state_dict().items()}
+    examples = make_examples(120)
+    fit_head(bert, examples, collate, ARGS)
+    changed = {name for name, values in bert.state_dict().items() if not torch.equal(values, before[name])}
+    assert changed == {"classifier.weight", "classifier.bias"}
+    batch = collate(list(examples))
+    assert (bert(**batch).logits.argmax(dim=-1) == batch["labels"]).double().mean() > 0.6
+    bert.classifier = torch.nn.Linear(16, 3, bias=False)
+    with pytest.raises(UserError, match="a linear layer with a bias, and BertForSequenceClassification ends in none"):
         fit_head(bert, examples, collate, ARGS)
+
+
+def test_a_head_of_numbers_is_refused():
     model = SKTformerForSequenceClassification(make_config(problem_type="regression", num_labels=1))
     with pytest.raises(UserError, match="--fit_head is for single labels, not regression; leave it out"):
-        fit_head(model, examples, collate, ARGS)
+        fit_head(model, make_examples(8), collate, ARGS)
 
 
 def test_examples_may_have_no_label_of_a_class():

@@ -606,15 +606,20 @@ def test_models_are_pre_trained_and_fine_tuned_alike(tmp_path, monkeypatch, smal
     assert files_below(tmp_path / "out") == before
 
 
-def test_books_are_attributed_to_their_authors(tmp_path, monkeypatch):
-    monkeypatch.setattr(runs.Children, "run", run_in_process)
+def write_books(folder):
+    """Of two authors, whose words give them away: two each to train on and one to test on."""
     choose = random.Random(0)
     for part, titles in (("train", ("one", "two")), ("test", ("three",))):
-        (tmp_path / part).mkdir()
+        (folder / part).mkdir()
         for number, author in enumerate(("austen", "poe")):
             for title in titles:
                 words = choose.choices(["the", "river", "house", CUES[number], CUES[number]], k=150)
-                (tmp_path / part / f"{author}_{title}.txt").write_text(" ".join(words))
+                (folder / part / f"{author}_{title}.txt").write_text(" ".join(words))
+
+
+def test_books_are_attributed_to_their_authors(tmp_path, monkeypatch):
+    monkeypatch.setattr(runs.Children, "run", run_in_process)
+    write_books(tmp_path)
     shared = {"use_cpu": True, "save_strategy": "no", "disable_tqdm": True, "eval_strategy": "no"}
     small = "hidden_size=32,intermediate_size=32"
     files = {
@@ -680,6 +685,52 @@ def test_books_are_attributed_to_their_authors(tmp_path, monkeypatch):
     before = files_below(tmp_path / "out")
     reproduce.main()
     assert files_below(tmp_path / "out") == before
+
+
+def test_books_are_attributed_by_encoders_that_stay_as_they_are(tmp_path, monkeypatch):
+    monkeypatch.setattr(runs.Children, "run", run_in_process)
+    write_books(tmp_path)
+    small = "hidden_size=32,intermediate_size=32"
+    files = {
+        "first.yaml": yaml.safe_dump(
+            {"use_cpu": True, "config_name": "sktformer-tiny", "max_seq_length": 32, "document_unit": "file"}
+            | {"max_steps": 2, "validation_fraction": 0.25, "eval_strategy": "no", "disable_tqdm": True}
+        ),
+        "second.yaml": yaml.safe_dump(
+            {"config_overrides": "classifier_pooling=layers", "use_cpu": True, "eval_strategy": "no", "fit_head": True}
+        ),
+        "first.txt": f"--run_name ours --config_overrides {small}\n"
+        f"--run_name ModernBERT --model_type modernbert --config_overrides {small}\n",
+        "second.txt": "--run_name ours --model_name_or_path ours --baseline tfidf frozen\n"
+        "--run_name ModernBERT --model_name_or_path ModernBERT --config_overrides classifier_pooling=mean "
+        "--baseline frozen\n",
+    }
+    for name, content in files.items():
+        (tmp_path / name).write_text(content)
+    table = TABLES["authorship_frozen"]
+    stages = [
+        replace(stage, runs=str(tmp_path / f"{name}.txt"), recipes=(str(tmp_path / f"{name}.yaml"),))
+        for stage, name in zip(table.stages, ("first", "second"), strict=True)
+    ]
+    cases = [replace(case, flags=("--document_unit", "file"), minutes=1e-4) for case in stages[0].cases]
+    stages[0] = replace(stages[0], cases=tuple(cases))
+    (case,) = stages[1].cases
+    stages[1] = replace(stages[1], cases=(replace(case, flags=(*case.flags, "--excerpt_length", "64")),))
+    monkeypatch.setitem(TABLES, "authorship_frozen", replace(table, text="{data}.", stages=tuple(stages)))
+    flags = ["--train_file", tmp_path / "train" / "*.txt", "--test_file", tmp_path / "test" / "*.txt"]
+    flags += ["--cache_dir", tmp_path / "cache", "--vocab_size", 60, "--seeds", 0, 1]
+    flags += ["--output_dir", tmp_path / "out", "--results_dir", tmp_path / "results"]
+    monkeypatch.setattr(sys, "argv", ["reproduce.py", "authorship_frozen", *map(str, flags)])
+    reproduce.main()
+    markdown = (tmp_path / "results" / "authorship_frozen.md").read_text()
+    titles = [measure.title for stage in table.stages for measure in stage.measures]
+    assert cells(markdown, "") == [title for title in titles if title != "steps of it"]  # the same for all, one
+    assert cells(markdown, "TF-IDF")[3:] == ["100.0", "100.0", "-", "-"]
+    for row in ("ours", "ModernBERT"):
+        assert "-" not in cells(markdown, row)
+    computed = read_metrics(tmp_path / "out" / "authorship" / "frozen" / "ours-4096-1")
+    assert computed["test_baselines"]["frozen encoder"]["accuracy"] == computed["test_accuracy"]
+    assert not {"train_runtime", "learning_rate"} & computed.keys()
 
 
 def test_tables_are_not_published_unless_a_folder_is_named():
