@@ -115,16 +115,18 @@ def test_the_guide_to_long_documents(tmp_path):
     short = ("--max_steps", "2", "--max_eval_samples", "2")
     run_script(pretrain, tmp_path, *short, "--vocab_size", "200", "--per_device_train_batch_size", "1")
     run_script(adapt, tmp_path, *short)
-    assert len(classify) == 2
-    for command in classify:
-        flags = ("--max_train_samples", "4", "--global_batch_size", "2", "--per_device_train_batch_size", "2")
-        run_script(re.sub(r"--num_train_epochs \S+", "", command), tmp_path, *short, *flags)
-    for name in ("novels-4096", "authors-4096"):
-        config = json.loads((tmp_path / "runs" / name / "config.json").read_text(encoding="utf-8"))
-        assert config["max_position_embeddings"] == 4096
-    assert config["classifier_pooling"] == "mean_std"
+    compute, *tune = classify
+    run_script(compute, tmp_path, "--max_train_samples", "8", "--max_eval_samples", "2")
     report = (tmp_path / "runs" / "authors-4096" / "report.md").read_text(encoding="utf-8")
     assert "TF-IDF" in report
+    assert len(tune) == 2
+    for command in tune:
+        flags = ("--max_train_samples", "4", "--global_batch_size", "2", "--per_device_train_batch_size", "2")
+        run_script(re.sub(r"--num_train_epochs \S+", "", command), tmp_path, *short, *flags)
+    poolings = {"novels-4096": "mean", "authors-4096": "layers", "authors-tuned": "mean_std"}
+    for name, pooling in poolings.items():
+        config = json.loads((tmp_path / "runs" / name / "config.json").read_text(encoding="utf-8"))
+        assert (config["max_position_embeddings"], config["classifier_pooling"]) == (4096, pooling)
 
 
 @pytest.mark.slow
