@@ -5,7 +5,7 @@ Excerpts of one book are more alike than books of one author. A training by grad
 from apart by whatever does, and bends the encoder to it. What is computed here weighs every direction by how much it
 varies within a label, as linear discriminants do, and leaves the encoder alone. That a training bends an encoder, and
 is behind a linear classifier on texts of another kind, is shown in "Fine-Tuning can Distort Pretrained Features and
-Underperform Out-of-Distribution" (Kumar et al., 2022), where a training that begins with such a head is better than both.
+Underperform Out-of-Distribution" (Kumar et al., 2022), where a training that begins with such a head beats both.
 """
 
 from collections.abc import Iterator, Mapping
