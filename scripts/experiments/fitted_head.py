@@ -56,7 +56,7 @@ def fit_classifier(features: np.ndarray, labels: np.ndarray, num_labels: int) ->
     """
     present = np.unique(labels)
     if len(present) < 2:
-        raise UserError("--fit_head finds a single label in the training examples; leave it out.")
+        raise UserError("The training examples have a single label; leave out --fit_head and --baseline frozen.")
     means = np.stack([features[labels == label].mean(axis=0) for label in present])
     residuals = features - means[np.searchsorted(present, labels)]
     covariance = residuals.T @ residuals / len(features)

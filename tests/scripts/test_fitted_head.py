@@ -88,7 +88,7 @@ def test_rare_labels_have_the_weight_of_others():
 
 
 def test_a_single_label_is_refused():
-    with pytest.raises(UserError, match="--fit_head finds a single label in the training examples; leave it out"):
+    with pytest.raises(UserError, match="have a single label; leave out --fit_head and --baseline frozen"):
         fit_classifier(np.ones((4, 2)), np.ones(4, dtype=int), 2)
 
 
