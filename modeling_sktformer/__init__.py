@@ -6,7 +6,6 @@ Importing this package registers the configuration, the models and the tokenizer
 """
 
 import transformers
-from transformers import AutoConfig, AutoTokenizer, BertTokenizer
 
 from .configuration_sktformer import SKTformerConfig
 from .forecasting import SKTformerForPrediction
@@ -24,21 +23,6 @@ from .presets import available_presets, load_preset
 
 
 __version__ = "0.1.0"
-
-AutoConfig.register("sktformer", SKTformerConfig)
-AutoTokenizer.register(SKTformerConfig, BertTokenizer)
-for _model_class in (
-    SKTformerModel,
-    SKTformerForMaskedLM,
-    SKTformerForSequenceClassification,
-    SKTformerForTokenClassification,
-    SKTformerForQuestionAnswering,
-    SKTformerForMultipleChoice,
-    SKTformerForSequenceMatching,
-    SKTformerForPrediction,
-):
-    getattr(transformers, _model_class._auto_class).register(SKTformerConfig, _model_class)
-
 __all__ = [
     "SKTformerConfig",
     "SKTformerForMaskedLM",
@@ -53,3 +37,8 @@ __all__ = [
     "available_presets",
     "load_preset",
 ]
+
+transformers.AutoConfig.register("sktformer", SKTformerConfig)
+transformers.AutoTokenizer.register(SKTformerConfig, transformers.BertTokenizer)
+for _model_class in [globals()[name] for name in __all__ if name.startswith(("SKTformerFor", "SKTformerModel"))]:
+    getattr(transformers, _model_class._auto_class).register(SKTformerConfig, _model_class)

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .kernels import Dropout, is_plain, saves_multiply_adds
+from .kernels import Dropout, LayerNorm, is_plain, saves_multiply_adds
 from .lengthening import resize_order
 from .sequences import Landmarks, Sequences, draw_permutation, select_landmarks
 
@@ -90,9 +90,9 @@ class SkeletonAttention(nn.Module):
         self.out_proj = nn.Linear(config.hidden_size, config.hidden_size)
         self.dropout = Dropout(config.attention_probs_dropout_prob, config)
         if config.use_token_attention:
-            self.token_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+            self.token_norm = LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         if config.use_feature_attention:
-            self.feature_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+            self.feature_norm = LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         for name, drawn in self.draw_samples().items():
             # Drawn on the CPU and copied to wherever the model is being built, the meta device included.
             self.register_buffer(name, torch.empty(drawn.shape, dtype=torch.long).copy_(drawn))

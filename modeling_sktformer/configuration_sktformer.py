@@ -95,9 +95,7 @@ class SKTformerConfig(PreTrainedConfig):
 
     ```python
     >>> from modeling_sktformer import SKTformerConfig, SKTformerModel
-
-    >>> config = SKTformerConfig(num_hidden_layers=2, max_position_embeddings=4096)
-    >>> model = SKTformerModel(config)
+    >>> model = SKTformerModel(SKTformerConfig(num_hidden_layers=2, max_position_embeddings=4096))
     ```
     """
 

@@ -86,3 +86,17 @@ class Dropout(nn.Dropout):
         drops = self.training and 0 < self.p < 1 and not self.inplace
         kernel = choose_kernel("dropout", self.config.kernels, input, self.p) if drops else None
         return super().forward(input) if kernel is None else kernel(input, self.p)
+
+
+class LayerNorm(nn.LayerNorm):
+    """PyTorch's, whose sums are float32; under autocast of states as they stand, of which it would make copies."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        device = input.device.type
+        if device == "meta" or not torch.is_autocast_enabled(device):
+            return super().forward(input)
+        with torch.autocast(device, enabled=False):
+            # GPUs know one type for all. Processors know two, and would sum the weights' gradients in a half one.
+            weight, bias = (each if device == "cpu" else each.to(input.dtype) for each in (self.weight, self.bias))
+            normalized = nn.functional.layer_norm(input, self.normalized_shape, weight, bias, self.eps)
+        return normalized.to(torch.get_autocast_dtype(device))

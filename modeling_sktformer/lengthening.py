@@ -87,10 +87,8 @@ def resize_order(order: torch.Tensor, new_size: int, fresh_order: torch.Tensor) 
     Resize a permutation so that it stays uniform and the elements that remain keep their relative order.
 
     Landmarks are a sequence's first real tokens in this order and new positions lie behind the end of every sequence
-    that fits the old size, so these sequences keep their landmarks.
-
-    `order` is a permutation of 0 .. N - 1; `fresh_order`, a uniform one of 0 .. N' - 1, decides which ranks the new
-    elements take. Returns a permutation of 0 .. N' - 1.
+    that fits the old size, so these sequences keep their landmarks. `order` is a permutation of 0 .. N - 1;
+    `fresh_order`, a uniform one of 0 .. N' - 1, decides which ranks the new elements take. Returns one of these.
     """
     kept = order[order < new_size]
     resized = fresh_order.to(order.device, copy=True)

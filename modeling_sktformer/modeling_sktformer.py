@@ -30,7 +30,7 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 from .attention import SkeletonAttention
 from .circle import Circle, choose_circle
 from .configuration_sktformer import SKTformerConfig
-from .kernels import Dropout
+from .kernels import Dropout, LayerNorm
 from .lengthening import extend_positions
 from .losses import IGNORE_INDEX, classification_loss, cross_entropy, span_loss
 from .outputs import SKTformerHeadOutput, SKTformerModelOutput, SKTformerSpanOutput
@@ -116,14 +116,14 @@ class SKTformerLayer(GradientCheckpointingLayer):
 
     def __init__(self, config: SKTformerConfig, layer_idx: int):
         super().__init__()
-        self.attention_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.attention_norm = LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.smoother = Smoother(config) if config.use_smoother else None
         self.use_smoother_residual = config.use_smoother_residual
         self.residual_gate = nn.Linear(config.hidden_size, config.hidden_size) if config.use_residual_gate else None
         self.attention = SkeletonAttention(config, layer_idx)
         self.use_mlp = config.use_mlp
         if self.use_mlp:
-            self.mlp_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+            self.mlp_norm = LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
             self.mlp = SKTformerMLP(config)
         self.dropout = Dropout(config.hidden_dropout_prob, config)
 

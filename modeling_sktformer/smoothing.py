@@ -18,7 +18,7 @@ from transformers.activations import ACT2FN
 from transformers.utils.generic import maybe_autocast
 
 from .circle import Circle, add_folded_stem
-from .kernels import Dropout, is_plain
+from .kernels import Dropout, LayerNorm, is_plain
 from .lengthening import resize_filter, shorten_filter
 from .position_batch_norm import PositionBatchNorm
 from .sequences import Sequences
@@ -119,7 +119,7 @@ class ConvolutionStem(nn.Module):
         padding = config.conv_kernel_size // 2
         self.convolution = nn.Conv1d(num_columns, width, config.conv_kernel_size, padding=padding)
         has_batch_norm = config.smoother_norm == "batch_norm"
-        self.norm = PositionBatchNorm(config) if has_batch_norm else nn.LayerNorm(width, eps=config.layer_norm_eps)
+        self.norm = PositionBatchNorm(config) if has_batch_norm else LayerNorm(width, eps=config.layer_norm_eps)
         self.activation = nn.ELU() if config.smoother_activation == "elu" else ACT2FN[config.smoother_activation]
         self.dropout = Dropout(config.smoother_dropout_prob, config)
 

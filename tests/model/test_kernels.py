@@ -9,6 +9,8 @@ import torch
 from accelerate.hooks import ModelHook, add_hook_to_module, remove_hook_from_module
 from huggingface_hub.errors import StrictDataclassFieldValidationError
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.utils import parametrizations, prune
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.flop_counter import FlopCounterMode
@@ -16,7 +18,7 @@ from transformers.utils.logging import info_once
 
 from modeling_sktformer import SKTformerForSequenceClassification, SKTformerModel, circle, kernels, load_preset
 from modeling_sktformer.attention import SkeletonAttention
-from modeling_sktformer.kernels import Dropout, choose_kernel, is_plain
+from modeling_sktformer.kernels import Dropout, LayerNorm, choose_kernel, is_plain
 from modeling_sktformer.position_batch_norm import PositionBatchNorm
 from modeling_sktformer.sequences import Sequences
 from support.builders import assert_equal, gradients, make_batch, make_config, make_model
@@ -597,3 +599,59 @@ def test_dropout_in_place_is_torchs(taken):
 def test_an_unknown_operation_has_no_kernels():
     with pytest.raises(KeyError):
         choose_kernel("convolve", "auto")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_layer_norm_under_autocast_reads_states_as_they_stand(dtype):
+    norm = LayerNorm(64)
+    nn.init.normal_(norm.weight, 1.0, 0.2)
+    nn.init.normal_(norm.bias, 0.0, 0.2)
+    states = (100 + 10 * torch.randn(8, 64)).to(dtype).requires_grad_()  # whose sums half precision would not hold
+    expected = nn.functional.layer_norm(states.float(), (64,), norm.weight, norm.bias, norm.eps)
+    assert_equal(norm(states.float()), expected)
+    kept: list[torch.Tensor] = []
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        kept.append(tensor)
+        return tensor
+
+    with torch.autocast("cpu", torch.bfloat16), saved_tensors_hooks(keep, lambda tensor: tensor):
+        got = norm(states)
+    assert got.dtype == torch.bfloat16
+    assert [tensor.dtype for tensor in kept if tensor.shape == states.shape] == [dtype]
+    torch.testing.assert_close(got.float(), expected, rtol=0.01, atol=0.02)
+    upstream = torch.randn(8, 64)
+    got.backward(upstream.to(torch.bfloat16))
+    (gradient,) = torch.autograd.grad(expected, norm.weight, upstream)
+    assert norm.weight.grad is not None
+    torch.testing.assert_close(norm.weight.grad, gradient, rtol=0.01, atol=0.05)
+
+
+def test_layer_norm_on_a_gpu_gives_its_operator_one_type(monkeypatch):
+    given: list[torch.dtype] = []
+
+    def layer_norm(states, shape, weight, bias, eps):
+        given.extend(tensor.dtype for tensor in (states, weight, bias))
+        return torch.empty_like(states)
+
+    monkeypatch.setattr(nn.functional, "layer_norm", layer_norm)
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: device == "cuda")
+    monkeypatch.setattr(torch, "get_autocast_dtype", lambda device: torch.bfloat16)
+    with FakeTensorMode():
+        norm = LayerNorm(4, device="cuda").requires_grad_(False)
+        for dtype in (torch.float32, torch.bfloat16):
+            assert norm(torch.empty(2, 4, device="cuda", dtype=dtype)).dtype == torch.bfloat16
+    assert given == [torch.float32] * 3 + [torch.bfloat16] * 3
+
+
+def test_a_layer_under_autocast_gives_its_products_what_they_read():
+    model = make_model(SKTformerModel).float()
+    given: dict[str, torch.dtype] = {}
+    for name, module in model.encoder.layers[0].named_modules():
+        if isinstance(module, nn.Linear):
+            module.register_forward_pre_hook(lambda module, inputs, name=name: given.update({name: inputs[0].dtype}))
+    with torch.autocast("cpu", torch.bfloat16):
+        output = model(**make_batch([16, 7]).inputs()).last_hidden_state
+    assert given
+    assert {*given.values()} == {torch.bfloat16}
+    assert output.dtype == torch.float32  # what layers add to
