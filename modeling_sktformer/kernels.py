@@ -93,7 +93,8 @@ class LayerNorm(nn.LayerNorm):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         device = input.device.type
-        if device == "meta" or not torch.is_autocast_enabled(device):
+        # Of float64 autocast casts nothing.
+        if device == "meta" or input.dtype == torch.float64 or not torch.is_autocast_enabled(device):
             return super().forward(input)
         with torch.autocast(device, enabled=False):
             # GPUs know one type for all. Processors know two, and would sum the weights' gradients in a half one.

@@ -644,6 +644,13 @@ def test_layer_norm_on_a_gpu_gives_its_operator_one_type(monkeypatch):
     assert given == [torch.float32] * 3 + [torch.bfloat16] * 3
 
 
+def test_autocast_leaves_float64_as_it_is():
+    model, batch = make_model(SKTformerModel), make_batch([16, 7]).inputs()
+    expected = model(**batch).last_hidden_state
+    with torch.autocast("cpu", torch.bfloat16):
+        assert_equal(model(**batch).last_hidden_state, expected)
+
+
 def test_a_layer_under_autocast_gives_its_products_what_they_read():
     model = make_model(SKTformerModel).float()
     given: dict[str, torch.dtype] = {}
