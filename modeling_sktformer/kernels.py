@@ -89,7 +89,7 @@ class Dropout(nn.Dropout):
 
 
 class LayerNorm(nn.LayerNorm):
-    """PyTorch's, whose sums are float32; under autocast of states as they stand, of which it would make copies."""
+    """As PyTorch's, with sums in float32, but under autocast it reads states as they stand and makes no such copy."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         device = input.device.type
