@@ -68,7 +68,7 @@ class TextArguments:
     preprocessing_num_workers: int | None = flag(None, "Processes that tokenize.")
     baseline: list[str] = flag(
         [],
-        "Measure linear models, too: tfidf of words and pairs of words, frozen of what the encoder gives before training.",
+        "Measure linear models, too: tfidf of words and pairs of words, frozen of what the encoder gives beforehand.",
     )
 
     def __post_init__(self) -> None:
