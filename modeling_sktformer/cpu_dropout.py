@@ -3,8 +3,7 @@
 import torch
 
 
-# A value is dropped by comparing a uniform integer of 16 bits with a threshold.
-NUM_LEVELS = 1 << 16
+NUM_LEVELS = 1 << 16  # of the uniform integer that is compared with a threshold, to drop a value
 
 
 def drop_values(inputs: torch.Tensor, probability: float) -> torch.Tensor:

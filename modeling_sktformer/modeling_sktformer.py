@@ -193,7 +193,7 @@ class SKTformerPreTrainedModel(PreTrainedModel):
         "feature_attentions": OutputRecorder(SkeletonAttention, index=2),
     }
     # Half precision loses sums of many small steps and small differences; filters are transformed in float32.
-    _keep_in_fp32_modules_strict = ["running_mean", "running_var", "filter", "pooling"]
+    _keep_in_fp32_modules_strict = ["running_mean", "running_var", "filter"]
 
     def __init__(self, config: SKTformerConfig, *inputs, **kwargs):
         for name, others in (("hidden_act", ()), ("smoother_activation", ("elu",))):
@@ -592,6 +592,7 @@ class SKTformerClassificationHead(nn.Module):
     """
 
     num_parts = 1  # that `combine` makes of what is pooled
+    _keep_in_fp32_modules_strict = ["pooling"]  # which models take over from their parts
 
     def __init__(self, config: SKTformerConfig, num_labels: int):
         super().__init__()

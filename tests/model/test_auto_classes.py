@@ -272,6 +272,22 @@ def test_the_number_of_landmarks_can_be_overridden_on_loading(overrides, tmp_pat
     assert_equal(outputs_of(loaded), outputs_of(made))
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("model_class", "kept"),
+    [
+        (SKTformerForMaskedLM, {"filter", "running_mean", "running_var"}),
+        (SKTformerForSequenceClassification, {"filter", "running_mean", "running_var", "center", "scale"}),
+    ],
+)
+def test_what_half_precision_would_lose_is_loaded_in_float32(model_class, kept, dtype, tmp_path):
+    make_float32_model(model_class, smoother_norm="batch_norm").save_pretrained(tmp_path)
+    loaded = model_class.from_pretrained(tmp_path, dtype=dtype).state_dict()
+    types = {name: value.dtype for name, value in loaded.items() if value.is_floating_point()}
+    assert {name.rpartition(".")[2] for name, kind in types.items() if kind == torch.float32} == kept
+    assert {*types.values()} == {torch.float32, dtype}
+
+
 def test_an_impossible_number_of_landmarks_is_an_error_on_loading(tmp_path):
     make_float32_model(SKTformerModel).save_pretrained(tmp_path)
     with pytest.raises(
