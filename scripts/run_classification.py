@@ -33,7 +33,7 @@ from experiments.classification.labels import SINGLE, checkpoint_problem, format
 from experiments.classification.metrics import METRICS, compute_metrics, measure, measure_baselines, probabilities
 from experiments.classification.report import check_answers, write_answers, write_report, write_text_card
 from experiments.fine_tuning import Job, fingerprint_rows, predict, run_job
-from experiments.fitted_head import predict_frozen
+from experiments.fitted_head import check_single, predict_frozen
 from experiments.model_card import public_name
 from experiments.run_folder import ARGUMENTS_FILE, recorded_arguments
 from experiments.text import classifier
@@ -74,6 +74,8 @@ def main() -> None:
     data = load_texts(texts, wanted, tokenizer, checkpoint_problem(checkpoint))
     if training.label_smoothing_factor and data.problem.kind != SINGLE:
         raise UserError(f"--label_smoothing_factor is for single labels, not {data.problem.kind}; leave it out.")
+    if training.fit_head:
+        check_single(data.problem.kind)
     if "frozen" in texts.baseline and data.problem.kind != SINGLE:
         raise UserError(f"--baseline frozen is for single labels, not {data.problem.kind}; leave it out.")
     model = load_model(command, checkpoint, data, tokenizer, trains)

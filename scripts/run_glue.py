@@ -62,6 +62,8 @@ def run(command: Command) -> None:
     for task in [TASKS[name] for name in names if training.do_train or training.do_eval]:
         if task.is_regression and training.label_smoothing_factor:
             raise UserError(f"--label_smoothing_factor is for classes, and {task.name} has none; leave it out.")
+        if task.is_regression and training.fit_head:
+            raise UserError(f"--fit_head is for single labels, and {task.name} has none; leave it out.")
         start = jobs.choose_start(task, command, "mnli" in waiting)
         tokenizer = start and jobs.load_task_tokenizer(task, start, command)
         splits = load_splits(task, glue, training.do_train)

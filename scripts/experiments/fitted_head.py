@@ -24,11 +24,12 @@ from transformers import PreTrainedModel
 
 from experiments.arguments import UserError
 from experiments.heads import Collator, HeadArguments
-from modeling_sktformer.modeling_sktformer import SKTformerClassificationHead
+from modeling_sktformer.modeling_sktformer import SKTformerClassificationHead, SKTformerMatchingHead
 
 
 # Share of the identity in the covariance within labels, so that directions that hardly vary there are not believed.
 _SHRINKAGE = 0.1
+_SMALLEST_VARIANCE = 1e-6  # of a label's examples, of features of variance 1
 # Standard deviation of what a head's tanh reads, which is nearly linear there.
 _LINEAR_RANGE = 0.03
 
@@ -52,23 +53,32 @@ def fit_classifier(features: np.ndarray, labels: np.ndarray, num_labels: int) ->
         num_labels (`int`): How many labels there are; the scores of those without an example are the lowest.
 
     Raises:
-        UserError: if there is a single label.
+        UserError: if there is a single label, or a feature that is not finite.
     """
-    present = np.unique(labels)
+    width, present = features.shape[1], np.unique(labels)
     if len(present) < 2:
         raise UserError("The training examples have a single label; leave out --fit_head and --baseline frozen.")
+    if not np.isfinite(features).all():
+        raise UserError(
+            "What the encoder gives is not finite everywhere: its training has diverged; take another one."
+        )
+    # Fewer examples than features say nothing of what is at right angles to them all, and have no weight there.
+    span = np.linalg.svd(features, full_matrices=False)[2] if len(features) < width else None
+    features = features if span is None else features @ span.T
     means = np.stack([features[labels == label].mean(axis=0) for label in present])
     residuals = features - means[np.searchsorted(present, labels)]
     covariance = residuals.T @ residuals / len(features)
-    variance = max(np.trace(covariance) / len(covariance), np.finfo(float).tiny)
+    # A label whose examples are all alike would be believed without bound.
+    variance = max(np.trace(covariance) / width, _SMALLEST_VARIANCE)
     shrunk = (1 - _SHRINKAGE) * covariance + _SHRINKAGE * variance * np.eye(len(covariance))
     scales, directions = np.linalg.eigh(shrunk)
     whitening = directions / np.sqrt(scales)
     fitted = LogisticRegression(class_weight="balanced", max_iter=1000).fit(features @ whitening, labels)
     weight, bias = fitted.coef_ @ whitening.T, fitted.intercept_
+    weight = weight if span is None else weight @ span
     if len(present) == 2:  # of which one row says how far the second is above the first
         weight, bias = np.concatenate([-weight, weight]) / 2, np.concatenate([-bias, bias]) / 2
-    classifier = LinearClassifier(np.zeros((num_labels, features.shape[1])), np.full(num_labels, bias.min() - 10))
+    classifier = LinearClassifier(np.zeros((num_labels, width)), np.full(num_labels, bias.min() - 10))
     classifier.weight[present], classifier.bias[present] = weight, bias
     return classifier
 
@@ -79,20 +89,24 @@ def fit_head(model: PreTrainedModel, examples: Dataset, collator: Collator, args
     of the head, of others the last linear layer, behind what their heads make of the encoder.
 
     Raises:
-        UserError: if the labels are not single ones, or the model ends in no linear layer with a bias.
+        UserError: if the labels are not single ones, the model reads pairs or has adapters, or it ends in no linear
+            layer with a bias.
     """
-    if model.config.problem_type not in (None, "single_label_classification"):
-        raise UserError(f"--fit_head is for single labels, not {model.config.problem_type}; leave it out.")
+    check_single(model.config.problem_type)
+    if hasattr(model, "get_base_model"):
+        raise UserError("--fit_head takes no step in which the adapters of --lora could learn; leave one of them out.")
     num_labels = cast(int, model.config.num_labels)
     head: Any = getattr(model, "classifier", None)
-    is_ours = type(head) is SKTformerClassificationHead
+    if isinstance(head, SKTformerMatchingHead):
+        raise UserError("--fit_head computes heads that read one sequence, and this one reads two; leave it out.")
+    is_ours = isinstance(head, SKTformerClassificationHead)
     last = [m for m in model.modules() if isinstance(m, nn.Linear) and m.out_features == num_labels][-1:]
     if not last or last[0].bias is None:
         kind = type(model).__name__
         raise UserError(f"--fit_head computes a linear layer with a bias, and {kind} ends in none; leave it out.")
     read: list[torch.Tensor] = []
     hook = (head.dense if is_ours else last[0]).register_forward_pre_hook(
-        lambda module, inputs: read.append(inputs[0].double().cpu().flatten(0, -2))
+        lambda module, inputs: read.append(inputs[0].cpu().double().flatten(0, -2))
     )
     labels = torch.cat([batch["labels"] for batch, _ in _outputs(model, model, examples, collator, args)])
     hook.remove()
@@ -101,7 +115,7 @@ def fit_head(model: PreTrainedModel, examples: Dataset, collator: Collator, args
     standardised = standardise(features)
     classifier = fit_classifier(standardised.numpy(), labels.numpy(), num_labels)
     if is_ours:
-        head.pooling.calibrate(features.to(args.device))  # which standardises likewise
+        head.pooling.calibrate(features.to(head.pooling.center))  # which standardises likewise
         write_classifier(head, classifier, standardised)
         return
     weight = torch.from_numpy(classifier.weight) / standardise.std
@@ -116,6 +130,9 @@ def predict_frozen(
     """
     What a linear classifier of mean and standard deviation of all hidden states of any encoder answers, fitted to the
     split "train": probabilities `(num_examples, num_labels)` for each of the others.
+
+    Raises:
+        UserError: if the encoder has states of fewer tokens than its inputs, or what [`fit_classifier`] raises.
     """
     encoder = getattr(model, "get_base_model", lambda: model)().base_model  # also where it has adapters
     features, labels = {}, []
@@ -123,12 +140,8 @@ def predict_frozen(
         pooled = []
         for batch, outputs in _outputs(model, encoder, examples, collator, args, output_hidden_states=True):
             mask = batch.get("attention_mask", torch.ones(batch["input_ids"].shape))
-            weights = (mask / mask.sum(dim=1, keepdim=True)).unsqueeze(-1)
-            for_states = [states.double().cpu() for states in outputs.hidden_states]
-            means = [(states * weights).sum(dim=1) for states in for_states]
-            pairs = zip(for_states, means, strict=True)
-            variances = [((states - mean.unsqueeze(1)).square() * weights).sum(dim=1) for states, mean in pairs]
-            pooled.append(torch.cat([*means, *(variance.sqrt() for variance in variances)], dim=1))
+            statistics = [mean_and_deviation(states, mask) for states in outputs.hidden_states]
+            pooled.append(torch.cat([part for parts in zip(*statistics, strict=True) for part in parts], dim=1))
             if name == "train":
                 labels.append(batch["labels"])
         features[name] = torch.cat(pooled)
@@ -137,6 +150,27 @@ def predict_frozen(
     classifier = fit_classifier(standardise(features["train"]).numpy(), known, cast(int, model.config.num_labels))
     others = {name: standardise(values).numpy() for name, values in features.items() if name != "train"}
     return {name: softmax(values @ classifier.weight.T + classifier.bias, axis=1) for name, values in others.items()}
+
+
+def mean_and_deviation(states: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """
+    Of states `(B, S, d)` over the tokens where a mask `(B, S)` is 1, in float64: `(B, d)` each.
+
+    What an encoder has added at the end, to fill its blocks, is left out; one that shortens its input is an error.
+    """
+    length = mask.shape[1]
+    if states.shape[1] < length:
+        shorter = f"has states of {states.shape[1]} tokens for inputs of {length}"
+        raise UserError(f"--baseline frozen weighs tokens by the mask, and this encoder {shorter}; leave it out.")
+    values, weights = states[:, :length].cpu().double(), (mask / mask.sum(dim=1, keepdim=True)).unsqueeze(-1)
+    mean = (values * weights).sum(dim=1)
+    return mean, ((values - mean.unsqueeze(1)).square() * weights).sum(dim=1).sqrt()
+
+
+def check_single(problem: str | None) -> None:
+    """Refuse what is no problem of single labels with a `UserError`."""
+    if problem not in (None, "single_label_classification"):
+        raise UserError(f"--fit_head is for single labels, not {problem}; leave it out.")
 
 
 @dataclass(frozen=True)
@@ -187,6 +221,9 @@ def write_classifier(head: SKTformerClassificationHead, classifier: LinearClassi
     output = torch.zeros(head.output.weight.shape, dtype=weight.dtype)
     output[:, :kept] = weight @ torch.linalg.pinv(directions)
     head.dense.weight[:kept] = directions.to(head.dense.weight)
-    head.dense.bias[:kept] = 0.0
+    # The others no larger: of a matrix with one scale, as it is when quantised, little would be left.
+    largest = head.dense.weight[:kept].abs().max()
+    head.dense.weight[kept:] *= largest / head.dense.weight.abs().max()
+    head.dense.bias.zero_()
     head.output.weight.copy_(output)
     head.output.bias.copy_(torch.from_numpy(classifier.bias))

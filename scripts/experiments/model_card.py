@@ -144,11 +144,13 @@ def write_classifier_card(
     its own have to be compared with; `facts` are those of [`CardFacts`] that only the script knows.
     """
     rows = {"this model": scores, **others}
+    trained = f"fine-tuned on {learned} with seed {metrics['seed']}"
+    if arguments.get("fit_head"):
+        trained = f"as it was, below a head that was computed from {learned} without a step of training"
     card = CardFacts(
         pipeline_tag="text-classification",
         description=f"`{metrics['started_from']}`, a model of type `{metrics['model_type']}` with "
-        f"{metrics['parameters']:,} parameters, fine-tuned on {learned} with seed {metrics['seed']}. It answers with "
-        f"{answers}.",
+        f"{metrics['parameters']:,} parameters, {trained}. It answers with {answers}.",
         scores=scores,
         results=format_scores(rows),
         **facts,

@@ -57,6 +57,11 @@ class FineTuningArguments(HeadArguments):
                 self.fit_head and several,
                 "--fit_head takes no step that --search or --seeds could vary; leave them out.",
             ),
+            (
+                self.fit_head and (self.calibrate_head or self.head_learning_rate is not None or patience is not None),
+                "--fit_head takes no step, for which --calibrate_head, --head_learning_rate and "
+                "--early_stopping_patience are; leave them out.",
+            ),
             (self.push_to_hub and several, "--push_to_hub pushes one model; leave out --search and --seeds."),
             # Which has room for one in a process; the next one measures, or has another seed.
             (self.deepspeed_plugin is not None, "DeepSpeed is for pre-training alone; fine-tune without --deepspeed."),

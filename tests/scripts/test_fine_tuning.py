@@ -668,6 +668,14 @@ def test_a_head_is_computed_once(tmp_path, several):
         make_arguments(tmp_path, fit_head=True, **several)
 
 
+@pytest.mark.parametrize(
+    "steps", [{"calibrate_head": True}, {"head_learning_rate": 1.0}, {"early_stopping_patience": 1}]
+)
+def test_what_is_for_steps_is_refused_where_none_is_taken(tmp_path, steps):
+    with pytest.raises(UserError, match=r"--fit_head takes no step, for which --calibrate_head.*leave them out"):
+        make_arguments(tmp_path, fit_head=True, eval_strategy="epoch", save_strategy="epoch", **steps)
+
+
 def test_a_head_may_have_a_rate_of_its_own(tmp_path, cut, monkeypatch):
     values = {"learning_rate": 0.0, "head_learning_rate": 1e-2}
     whole = run(tmp_path / "whole", **values)

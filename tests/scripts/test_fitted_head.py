@@ -8,12 +8,20 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset
+from torch import nn
 from transformers import BertConfig, BertForSequenceClassification
 from transformers import default_data_collator as collate
 
 from experiments.arguments import UserError
-from experiments.fitted_head import LinearClassifier, fit_classifier, fit_head, predict_frozen, write_classifier
-from modeling_sktformer import SKTformerForSequenceClassification
+from experiments.fitted_head import (
+    LinearClassifier,
+    fit_classifier,
+    fit_head,
+    mean_and_deviation,
+    predict_frozen,
+    write_classifier,
+)
+from modeling_sktformer import SKTformerForSequenceClassification, SKTformerForSequenceMatching
 from support.builders import make_config
 
 
@@ -87,6 +95,29 @@ def test_rare_labels_have_the_weight_of_others():
     assert (found[labels == 1] == 1).mean() > 0.5
 
 
+def test_fewer_examples_than_features_give_what_all_features_would(monkeypatch):
+    numbers = np.random.default_rng(0)
+    labels = np.arange(40) % 4
+    features = standardise(numbers.normal(size=(40, 60)) + 0.5 * numbers.normal(size=(4, 60))[labels])
+    reduced = fit_classifier(features, labels, 4)
+    monkeypatch.setattr(np.linalg, "svd", lambda given, full_matrices: (None, None, np.eye(60)))
+    whole = fit_classifier(features, labels, 4)
+    np.testing.assert_allclose(features @ reduced.weight.T, features @ whole.weight.T, atol=1e-2)
+    np.testing.assert_allclose(reduced.bias, whole.bias, atol=1e-2)
+
+
+def test_one_example_of_each_label_is_enough():
+    features = standardise(np.random.default_rng(0).normal(size=(3, 8)))
+    for copies in (1, 2):
+        rows, labels = np.repeat(features, copies, axis=0), np.repeat(np.arange(3), copies)
+        assert answers(fit_classifier(rows, labels, 3), rows).tolist() == labels.tolist()
+
+
+def test_features_that_are_not_finite_are_an_error_for_people():
+    with pytest.raises(UserError, match="not finite everywhere: its training has diverged"):
+        fit_classifier(np.array([[1.0, 2.0], [np.nan, 1.0]]), np.array([0, 1]), 2)
+
+
 def test_a_single_label_is_refused():
     with pytest.raises(UserError, match="have a single label; leave out --fit_head and --baseline frozen"):
         fit_classifier(np.ones((4, 2)), np.ones(4, dtype=int), 2)
@@ -105,6 +136,21 @@ def test_a_head_gives_what_the_classifier_does(num_labels):
     got = head.output(torch.tanh(head.dense(features))).softmax(dim=-1)
     expected = (features @ torch.from_numpy(weight).T + torch.from_numpy(classifier.bias)).softmax(dim=-1)
     torch.testing.assert_close(got, expected, rtol=0, atol=0.02)
+
+
+def test_a_quantised_head_keeps_its_answers():
+    torch.manual_seed(0)
+    model = SKTformerForSequenceClassification(make_config(classifier_pooling="layers", num_labels=3))
+    head = model.eval().classifier
+    nn.init.normal_(head.dense.weight)  # the rows that are not written are far larger
+    features = torch.randn(200, head.dense.in_features, dtype=torch.float64)
+    weight = np.random.default_rng(0).normal(size=(3, features.shape[1]))
+    write_classifier(head, LinearClassifier(weight, np.zeros(3)), features)
+    assert head.dense.weight[2:].abs().min() > 0  # which learn if it is trained on
+    scale = head.dense.weight.abs().max() / 127
+    quantised = (head.dense.weight / scale).round() * scale
+    got = head.output(torch.tanh(features.float() @ quantised.mT)).argmax(dim=-1)
+    assert (got == (features @ torch.from_numpy(weight).T).argmax(dim=-1)).double().mean() > 0.95
 
 
 def test_labels_beyond_the_head_s_width_share_its_strongest_directions():
@@ -162,6 +208,27 @@ def test_any_encoder_is_read_without_its_padding():
     )
     np.testing.assert_allclose(filled, plain, atol=1e-3)
     assert (plain.argmax(axis=1) == examples["label"]).mean() > 0.9
+
+
+def test_states_that_an_encoder_fills_up_are_cut_and_shorter_ones_refused():
+    states, mask = torch.randn(2, 5, 3), torch.tensor([[1, 1, 1, 0], [1, 1, 1, 1]])
+    mean, deviation = mean_and_deviation(states, mask)
+    torch.testing.assert_close(mean[0], states[0, :3].mean(dim=0).double())
+    torch.testing.assert_close(deviation[1], states[1, :4].double().std(dim=0, correction=0))
+    with pytest.raises(UserError, match="has states of 2 tokens for inputs of 4; leave it out"):
+        mean_and_deviation(states[:, :2], mask)
+
+
+def test_heads_of_pairs_and_adapters_are_refused():
+    pairs = SKTformerForSequenceMatching(make_config(num_labels=3))
+    with pytest.raises(UserError, match="this one reads two; leave it out"):
+        fit_head(pairs, make_examples(8), collate, ARGS)
+    model = SKTformerForSequenceClassification(make_config(num_labels=3))
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(target_modules=["query"], modules_to_save=["classifier"])
+    adapted: Any = peft.get_peft_model(model, config)
+    with pytest.raises(UserError, match="no step in which the adapters of --lora could learn; leave one of them out"):
+        fit_head(adapted, make_examples(8), collate, ARGS)
 
 
 def test_of_other_heads_the_last_layer_is_computed():

@@ -472,6 +472,7 @@ def test_other_architectures_read_pairs_of_texts(run, tmp_path, config, model_cl
         ),
         (["--do_predict"], "no texts for test; give --test_file"),
         (["--problem_type", "regression", "--label_column", "id", "--label_smoothing_factor", 0.1], "single labels"),
+        (["--problem_type", "regression", "--label_column", "id", "--fit_head"], "single labels, not regression"),
         (
             ["--excerpt_length", 8, "--text_pair_column", "id", "--text_column", "text", "--label_column", "label"],
             "pairs",
@@ -522,6 +523,16 @@ def test_a_head_goes_on_with_its_own_labels(run, files, tmp_path):
         fresh.sktformer.embeddings.word_embeddings.weight, model.sktformer.embeddings.word_embeddings.weight
     )
     assert not torch.equal(fresh.classifier.output.weight, model.classifier.output.weight)
+
+
+def test_the_card_of_a_computed_head_speaks_of_no_training(run, files):
+    folder = run("--train_file", files / "train.csv", "--fit_head", "--baseline", "frozen")
+    card = (folder / "README.md").read_text()
+    assert "as it was, below a head that was computed from train.csv" in card
+    assert "fine-tuned" not in card.partition("\n# ")[2].partition("\n## ")[0]
+    assert read_metrics(folder)["eval_accuracy"] > 0.8
+    with pytest.raises(UserError, match="no step in which the adapters of --lora could learn"):
+        run("--train_file", files / "train.csv", "--fit_head", "--lora", "--overwrite")
 
 
 def test_dollars_in_names_are_no_formulas(run, files, tmp_path):

@@ -167,6 +167,7 @@ def test_models_of_two_stacks_are_refused_in_one_line(tmp_path, recipe, monkeypa
         (["--task_name", "cola", "--seed", "-1"], "--seed -1 must lie between 0 and"),
         (["--task_name", "cola", "--batch_eval_metrics", "True"], "need all predictions at once"),
         (["--task_name", "stsb", "--label_smoothing_factor", "0.1"], "--label_smoothing_factor is for classes"),
+        (["--task_name", "stsb", "--fit_head"], "--fit_head is for single labels, and stsb has none"),
         (["--task_name", "cola", "--search", "--max_steps", "3"], "which --max_steps overrides"),
         (["--task_name", "cola", "--search", "--max_steps", "-1", "--search_batch_sizes", "8", "12"], "12 is not a"),
         (["--task_name", "cola", "--global_batch_size", "12"], "not a multiple of 8"),
