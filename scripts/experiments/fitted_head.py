@@ -217,13 +217,14 @@ def write_classifier(head: SKTformerClassificationHead, classifier: LinearClassi
     weight = torch.from_numpy(classifier.weight - classifier.weight.mean(axis=0))  # which no softmax sees
     _, sizes, directions = torch.linalg.svd(weight, full_matrices=False)
     kept = min(int((sizes > 1e-9 * sizes[0]).sum()), head.dense.out_features)
-    directions = directions[:kept] * (_LINEAR_RANGE / (features @ directions[:kept].T).std(dim=0)).unsqueeze(1)
+    deviations = (features @ directions[:kept].T).square().mean(dim=0).sqrt()  # the means are 0
+    directions = directions[:kept] * (_LINEAR_RANGE / deviations).unsqueeze(1)
     output = torch.zeros(head.output.weight.shape, dtype=weight.dtype)
     output[:, :kept] = weight @ torch.linalg.pinv(directions)
     head.dense.weight[:kept] = directions.to(head.dense.weight)
     # The others no larger: of a matrix with one scale, as it is when quantised, little would be left.
-    largest = head.dense.weight[:kept].abs().max()
-    head.dense.weight[kept:] *= largest / head.dense.weight.abs().max()
+    if kept:
+        head.dense.weight[kept:] *= directions.abs().max().item() / head.dense.weight.abs().max()
     head.dense.bias.zero_()
     head.output.weight.copy_(output)
     head.output.bias.copy_(torch.from_numpy(classifier.bias))

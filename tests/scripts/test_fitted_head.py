@@ -153,6 +153,14 @@ def test_a_quantised_head_keeps_its_answers():
     assert (got == (features @ torch.from_numpy(weight).T).argmax(dim=-1)).double().mean() > 0.95
 
 
+def test_examples_that_are_all_alike_give_a_head_that_tells_nothing():
+    model = SKTformerForSequenceClassification(make_config(classifier_pooling="layers", num_labels=3))
+    examples = Dataset.from_dict({"input_ids": [[5] * 4] * 6, "label": [0, 1, 2] * 2})
+    fit_head(model, examples, collate, ARGS)
+    chances = model.eval()(**collate(list(examples))).logits.softmax(dim=-1)
+    torch.testing.assert_close(chances, torch.full((6, 3), 1 / 3), rtol=0, atol=1e-3)
+
+
 def test_labels_beyond_the_head_s_width_share_its_strongest_directions():
     torch.manual_seed(0)
     model = SKTformerForSequenceClassification(make_config(classifier_pooling="layers", num_labels=20))
