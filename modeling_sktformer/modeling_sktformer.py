@@ -520,16 +520,16 @@ class SKTformerHeadModel(SKTformerPreTrainedModel):
         if reads_layers := self.pools_tokens and self.config.classifier_pooling == "layers":
             kwargs["output_hidden_states"] = True
         outputs = self.sktformer(*rows, return_dict=True, **kwargs)
-        hidden_states = torch.cat(outputs.hidden_states, dim=-1) if reads_layers else outputs.last_hidden_state
+        states: tuple[torch.Tensor, ...] = outputs.hidden_states if reads_layers else (outputs.last_hidden_state,)
         if self.takes_choices:
             shape = cast(torch.Tensor, input_ids if inputs_embeds is None else inputs_embeds).shape
-            hidden_states = hidden_states.unflatten(0, shape[:2])
+            states = tuple(layer.unflatten(0, shape[:2]) for layer in states)
         if self.can_be_sparse and self.config.sparse_prediction and self.training and labels is not None:
-            labels = labels.to(hidden_states.device).view(hidden_states.shape[:-1])
+            labels = labels.to(states[-1].device).view(states[-1].shape[:-1])
             labelled = (labels != IGNORE_INDEX).flatten().nonzero().squeeze(1)
-            hidden_states = hidden_states.flatten(0, 1).index_select(0, labelled)
+            states = (states[-1].flatten(0, 1).index_select(0, labelled),)
             labels = labels.flatten().index_select(0, labelled)
-        logits = self._score(hidden_states, attention_mask)
+        logits = self._score(states, attention_mask)
         loss = None
         if labels is not None:
             options: dict[str, Any] = {"num_items_in_batch": kwargs.get("num_items_in_batch")}
@@ -545,8 +545,8 @@ class SKTformerHeadModel(SKTformerPreTrainedModel):
         """Make the choices of `(batch_size, num_choices, ...)` rows of the batch."""
         return tuple(values if values is None or values.dim() < 3 else values.flatten(0, 1) for values in inputs)
 
-    def _score(self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
-        """The logits; this class has no head of its own, which every class below it brings."""
+    def _score(self, states: tuple[torch.Tensor, ...], attention_mask: torch.Tensor | None) -> torch.Tensor:
+        """The logits, from the last hidden states, or all of them; every class below this one brings its own."""
         raise NotImplementedError
 
     def _loss(self, logits: torch.Tensor, labels: torch.Tensor, **options: Any) -> torch.Tensor:
@@ -580,8 +580,8 @@ class SKTformerForMaskedLM(SKTformerHeadModel):
     def set_output_embeddings(self, new_embeddings: nn.Linear) -> None:
         self.decoder = new_embeddings
 
-    def _score(self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
-        return self.decoder(self.head(hidden_states))
+    def _score(self, states: tuple[torch.Tensor, ...], attention_mask: torch.Tensor | None) -> torch.Tensor:
+        return self.decoder(self.head(states[-1]))
 
 
 class SKTformerClassificationHead(nn.Module):
@@ -601,8 +601,8 @@ class SKTformerClassificationHead(nn.Module):
         self.dropout = nn.Dropout(classifier_dropout(config))
         self.output = nn.Linear(config.hidden_size, num_labels)
 
-    def forward(self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
-        pooled = self.combine(self.pooling(hidden_states, attention_mask))
+    def forward(self, states: tuple[torch.Tensor, ...], attention_mask: torch.Tensor | None) -> torch.Tensor:
+        pooled = self.combine(self.pooling(states, attention_mask))
         return self.output(self.dropout(torch.tanh(self.dense(pooled))))
 
     def combine(self, pooled: torch.Tensor) -> torch.Tensor:
@@ -632,8 +632,8 @@ class SKTformerForSequenceClassification(SKTformerHeadModel):
         self.classifier = SKTformerClassificationHead(config, self.num_labels)
         self.post_init()
 
-    def _score(self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
-        return self.classifier(hidden_states, attention_mask)
+    def _score(self, states: tuple[torch.Tensor, ...], attention_mask: torch.Tensor | None) -> torch.Tensor:
+        return self.classifier(states, attention_mask)
 
     def _loss(self, logits: torch.Tensor, labels: torch.Tensor, **options: Any) -> torch.Tensor:
         return classification_loss(logits, labels, self.config.problem_type, **options)
@@ -655,8 +655,8 @@ class SKTformerForTokenClassification(SKTformerHeadModel):
         self.classifier = nn.Linear(config.hidden_size, self.num_labels)
         self.post_init()
 
-    def _score(self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
-        return self.classifier(self.dropout(hidden_states))
+    def _score(self, states: tuple[torch.Tensor, ...], attention_mask: torch.Tensor | None) -> torch.Tensor:
+        return self.classifier(self.dropout(states[-1]))
 
 
 class SKTformerForMultipleChoice(SKTformerHeadModel):
@@ -676,8 +676,8 @@ class SKTformerForMultipleChoice(SKTformerHeadModel):
         self.classifier = SKTformerClassificationHead(config, 1)
         self.post_init()
 
-    def _score(self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
-        return self.classifier(hidden_states, attention_mask).squeeze(-1)
+    def _score(self, states: tuple[torch.Tensor, ...], attention_mask: torch.Tensor | None) -> torch.Tensor:
+        return self.classifier(states, attention_mask).squeeze(-1)
 
 
 class SKTformerMatchingHead(SKTformerClassificationHead):

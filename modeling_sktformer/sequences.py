@@ -149,23 +149,23 @@ class SequencePooling(nn.Module):
         self.register_buffer("center", torch.zeros(self.width))
         self.register_buffer("scale", torch.ones(self.width))
 
-    def forward(self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
-        """Pool `(..., S, d)`, `"layers"` side by side `(..., S, (L + 1) d)`, where a mask `(..., S)` is 1."""
+    def forward(self, states: tuple[torch.Tensor, ...], attention_mask: torch.Tensor | None) -> torch.Tensor:
+        """Pool states `(..., S, d)`, of `"layers"` L + 1 and else one, where a mask `(..., S)` is 1."""
+        last = states[-1]
         # In half precision the sum of a long sequence is beyond the largest number.
-        dtype = torch.promote_types(hidden_states.dtype, torch.float32)
-        mask = hidden_states.new_ones(hidden_states.shape[:-1]) if attention_mask is None else attention_mask
-        mask = mask.bool().unsqueeze(-1)
+        dtype = torch.promote_types(last.dtype, torch.float32)
+        mask = (last.new_ones(last.shape[:-1]) if attention_mask is None else attention_mask).bool().unsqueeze(-1)
         if self.pooling == "cls":
             first = mask.int().argmax(dim=-2, keepdim=True)
-            pooled = hidden_states.gather(-2, first.expand_as(hidden_states[..., :1, :])).squeeze(-2)
+            pooled = [last.gather(-2, first.expand_as(last[..., :1, :])).squeeze(-2)]
         else:
             num_tokens = mask.sum(dim=-2).clamp(min=1)
-            pooled = (hidden_states * mask).sum(dim=-2, dtype=dtype) / num_tokens
+            pooled = [(layer * mask).sum(dim=-2, dtype=dtype) / num_tokens for layer in states]
         if self.pooling in ("mean_std", "layers"):
-            squares = (hidden_states - pooled.unsqueeze(-2)).square()
-            variance = (squares * mask).sum(dim=-2) / num_tokens
-            pooled = torch.cat([pooled, (variance + 1e-12).sqrt()], dim=-1)  # at 0 the root is too steep
-        return ((pooled - self.center) / self.scale).to(hidden_states.dtype)
+            for layer, mean in zip(states, tuple(pooled), strict=True):
+                variance = ((layer - mean.unsqueeze(-2)).square() * mask).sum(dim=-2) / num_tokens
+                pooled.append((variance + 1e-12).sqrt())  # at 0 the root is too steep
+        return ((torch.cat(pooled, dim=-1) - self.center) / self.scale).to(last.dtype)
 
     @torch.no_grad()
     def calibrate(self, pooled: torch.Tensor) -> None:

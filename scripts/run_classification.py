@@ -29,7 +29,7 @@ from experiments.architectures import longest_input
 from experiments.arguments import CONFIGURATION, Command, UserError, load_recipe, parse_command, run_script
 from experiments.checkpoints import CheckpointArguments, load_classifier, start_classifier
 from experiments.classification.data import TextArguments, TextData, load_texts
-from experiments.classification.labels import SINGLE, checkpoint_problem, format_names
+from experiments.classification.labels import checkpoint_problem, format_names
 from experiments.classification.metrics import METRICS, compute_metrics, measure, measure_baselines, probabilities
 from experiments.classification.report import check_answers, write_answers, write_report, write_text_card
 from experiments.fine_tuning import Job, fingerprint_rows, predict, run_job
@@ -72,12 +72,13 @@ def main() -> None:
     tokenizer = classifier.load_text_tokenizer(checkpoint)
     wanted = ["train"] * trains + ["validation"] * (trains or training.do_eval) + ["test"] * training.do_predict
     data = load_texts(texts, wanted, tokenizer, checkpoint_problem(checkpoint))
-    if training.label_smoothing_factor and data.problem.kind != SINGLE:
-        raise UserError(f"--label_smoothing_factor is for single labels, not {data.problem.kind}; leave it out.")
-    if training.fit_head:
-        check_single(data.problem.kind)
-    if "frozen" in texts.baseline and data.problem.kind != SINGLE:
-        raise UserError(f"--baseline frozen is for single labels, not {data.problem.kind}; leave it out.")
+    for_single_labels = {
+        "--label_smoothing_factor": training.label_smoothing_factor,
+        "--fit_head": training.fit_head,
+        "--baseline frozen": "frozen" in texts.baseline,
+    }
+    for name in [name for name, given in for_single_labels.items() if given]:
+        check_single(name, data.problem.kind)
     model = load_model(command, checkpoint, data, tokenizer, trains)
     collator = classifier.make_collator(tokenizer, input_length(texts, model), texts.pad_to_max_length)
     rows = {name: part.examples(data.columns) for name, part in data.parts.items()}

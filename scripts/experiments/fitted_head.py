@@ -92,7 +92,7 @@ def fit_head(model: PreTrainedModel, examples: Dataset, collator: Collator, args
         UserError: if the labels are not single ones, the model reads pairs or has adapters, or it ends in no linear
             layer with a bias.
     """
-    check_single(model.config.problem_type)
+    check_single("--fit_head", model.config.problem_type)
     if hasattr(model, "get_base_model"):
         raise UserError("--fit_head takes no step in which the adapters of --lora could learn; leave one of them out.")
     num_labels = cast(int, model.config.num_labels)
@@ -167,10 +167,10 @@ def mean_and_deviation(states: torch.Tensor, mask: torch.Tensor) -> tuple[torch.
     return mean, ((values - mean.unsqueeze(1)).square() * weights).sum(dim=1).sqrt()
 
 
-def check_single(problem: str | None) -> None:
-    """Refuse what is no problem of single labels with a `UserError`."""
+def check_single(flag: str, problem: str | None) -> None:
+    """Refuse a flag for what is no problem of single labels with a `UserError`."""
     if problem not in (None, "single_label_classification"):
-        raise UserError(f"--fit_head is for single labels, not {problem}; leave it out.")
+        raise UserError(f"{flag} is for single labels, not {problem}; leave it out.")
 
 
 @dataclass(frozen=True)

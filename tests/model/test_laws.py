@@ -619,14 +619,14 @@ def test_what_is_pooled_of_a_long_sequence_fits_into_half_precision(pooling):
     expected = torch.tensor([[130.0] * 12 + [125.0] * 12 * (pooling == "mean_std")])
     pool = SequencePooling(make_config(classifier_pooling=pooling))
     for mask in (torch.ones(1, 16_384, dtype=torch.long), None):
-        torch.testing.assert_close(pool(states, mask).float(), expected)
+        torch.testing.assert_close(pool((states,), mask).float(), expected)
 
 
 def test_calibration_standardises_what_heads_read_and_is_done_anew_alike():
     model = make_model(SKTformerForSequenceClassification, classifier_pooling="mean_std")
     model.load_state_dict(SKTformerForSequenceClassification(model.config).double().state_dict())
     pooling, inputs = model.classifier.pooling, make_batch([12, 5, 9, 7]).inputs()
-    states = model.sktformer(**inputs).last_hidden_state
+    states = (model.sktformer(**inputs).last_hidden_state,)
     for _ in range(2):
         pooling.calibrate(pooling(states, inputs["attention_mask"]))
         pooled = pooling(states, inputs["attention_mask"])
@@ -635,7 +635,7 @@ def test_calibration_standardises_what_heads_read_and_is_done_anew_alike():
     scale = pooling.scale.clone()
     pooling.calibrate(pooled[:1])  # which says nothing of how texts differ
     assert_equal(pooling.scale, scale)
-    assert_equal(pooling(states[:1], inputs["attention_mask"][:1]), torch.zeros(1, 24, dtype=torch.float64))
+    assert_equal(pooling((states[0][:1],), inputs["attention_mask"][:1]), torch.zeros(1, 24, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("asked", [False, True])
