@@ -22,7 +22,14 @@ from pathlib import Path
 from experiments.arguments import CONFIGURATION, UserError, flag_values, parse_command, run_script
 from experiments.fine_tuning import run_job
 from experiments.forecasting.forecasters import ForecasterArguments, ForecastingArguments
-from experiments.forecasting.jobs import check_future, check_season, fit_to_checkpoint, make_job, predict_future
+from experiments.forecasting.jobs import (
+    check_channels,
+    check_future,
+    check_season,
+    fit_to_checkpoint,
+    make_job,
+    predict_future,
+)
 from experiments.forecasting.report import write_report
 from experiments.forecasting.windows import Scaler, SeriesArguments, read_series, split_borders
 from experiments.run_folder import recorded_arguments
@@ -39,9 +46,10 @@ def main() -> None:
     recipe = RECIPES / "best" / "base.yaml" if names_file else RECIPES / "base.yaml"
     command = parse_command(ARGUMENTS, __doc__, recipe, RECIPES / "quickstart.yaml")
     forecaster, arguments, training = command.groups
-    if training.push_to_hub and len(arguments.horizons()) > 1:
+    makes_several = len(arguments.horizons()) > 1 and not forecaster.model_name_or_path  # which has a horizon
+    if training.push_to_hub and makes_several:
         raise UserError("--push_to_hub pushes one model; give one --prediction_length.")
-    if training.resume_from_checkpoint and len(arguments.horizons()) > 1:
+    if training.resume_from_checkpoint and makes_several:
         remedy = "give one --prediction_length, or leave it out for the newest"
         raise UserError(f"--resume_from_checkpoint names one horizon's; {remedy}.")
     names_own = {"data_file", "dataset_name"} & command.given.keys()
@@ -57,6 +65,7 @@ def main() -> None:
     # Everything that can be wrong with the arguments is found before a folder is touched.
     arguments, scaler = fit_to_checkpoint(arguments, forecaster, training.do_train)
     series, horizons = read_series(arguments), arguments.horizons()
+    check_channels(forecaster, series, training.do_train)
     if scaler is None:
         parts = split_borders(len(series.values), arguments.benchmark, arguments.split_fractions)
         scaler = Scaler.fit(series, parts["train"].stop)

@@ -19,7 +19,7 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn, cast
@@ -43,6 +43,8 @@ RIVALS = (
 _OVERRIDES, _FIELDS = "config_overrides", "model_config"
 # Flags that name folders to write to.
 _WRITTEN = ("output_dir", "results_dir", "cache_dir", "logging_dir")
+# Flags that name one folder or file, of whose ~ a shell knows nothing where it stands in a recipe or behind a =.
+_PLACES = (*_WRITTEN, "data_dir", "data_file")
 # Types of numbers that need an accelerator: a recipe may ask for them and be used where there is none.
 _PRECISIONS = ("bf16", "fp16")
 
@@ -119,6 +121,9 @@ def _read_recipe(path: str | Path) -> dict[str, Any]:
     fields = {key.replace("-", "_"): value for key, value in recipe.items()}
     if len(fields) < len(recipe):
         raise UserError(f"{path}: a flag stands twice, with dashes and with underscores; remove one.")
+    if isinstance(fields.get(_FIELDS), str):  # as a run records it
+        with suppress(ValueError):
+            fields[_FIELDS] = json.loads(fields[_FIELDS])
     return fields
 
 
@@ -200,6 +205,10 @@ def parse_command(
     except (ValueError, TypeError, ImportError) as error:
         # TrainingArguments and our own dataclasses check their fields against each other in `__post_init__`.
         raise UserError(one_line(error)) from error
+    for group in groups:
+        for name in _PLACES:
+            if isinstance(value := getattr(group, name, None), str):
+                setattr(group, name, os.path.expanduser(value))
     given_names = {flag.split("=")[0] for flag in flags if flag.startswith("--")}
     values = vars(parser.parse_args(flags))
     given = {a.dest: values[a.dest] for a in parser._actions if given_names & set(a.option_strings)}

@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from accelerate import PartialState
 from datasets import Dataset
 from tqdm import tqdm
@@ -39,11 +40,11 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, IntervalStrategy
 from experiments import training as progress
 from experiments.adapters import merge_adapters
 from experiments.fitted_head import fit_head
-from experiments.heads import Collator, HeadTrainer, calibrate_head
+from experiments.heads import Collator, calibrate_head, set_head_rate
 from experiments.plots import plot_task_curves
 from experiments.results import describe_environment, write_json
 from experiments.run_folder import METRICS_FILE, check_run_folder, find_checkpoint
-from experiments.trainer import StepTimer
+from experiments.trainer import ExperimentTrainer, StepTimer
 from experiments.trials import (
     SEVERAL_TRIALS,
     FineTuningArguments,
@@ -60,6 +61,24 @@ from experiments.trials import (
 
 
 logger = logging.getLogger(__name__)
+
+
+class FineTuningTrainer(ExperimentTrainer):
+    """A Trainer that scales every architecture's loss alike, and in whose optimizer a head may have its own rate."""
+
+    args: FineTuningArguments
+
+    def __init__(self, **kwargs: Any):
+        super().__init__(**kwargs)
+        # Heads that take any keyword are believed to divide their loss by the number of examples of a whole step.
+        # Most do not, and accumulating gradients over n batches would then multiply their gradients by n.
+        self.model_accepts_loss_kwargs = False
+
+    def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
+        optimizer = super().create_optimizer(*args, **kwargs)
+        if self.args.head_learning_rate is not None:
+            set_head_rate(optimizer, self.accelerator.unwrap_model(self.model), self.args.head_learning_rate)
+        return optimizer
 
 
 @dataclass(frozen=True)
@@ -79,19 +98,7 @@ class Job:
     identity: dict[str, Any]
     facts: dict[str, Any]  # recorded in metrics.json: "started_from" (a name, no path), "is_partial", ...
     write_card: Callable[[Path, dict[str, Any], dict[str, Any]], None]  # folder, metrics, arguments
-    trainer_class: "type[FineTuningTrainer] | None" = None
-
-
-class FineTuningTrainer(HeadTrainer):
-    """A Trainer that scales every architecture's loss alike."""
-
-    args: FineTuningArguments
-
-    def __init__(self, **kwargs: Any):
-        super().__init__(**kwargs)
-        # Heads that take any keyword are believed to divide their loss by the number of examples of a whole step.
-        # Most do not, and accumulating gradients over n batches would then multiply their gradients by n.
-        self.model_accepts_loss_kwargs = False
+    trainer_class: Callable[..., FineTuningTrainer] = FineTuningTrainer
 
 
 class BestOnEvaluation(EarlyStoppingCallback):
@@ -196,7 +203,7 @@ def run_trial(job: Job, trial: Trial, arguments: dict[str, Any], announces: bool
         fit_head(model, job.splits["train"], job.collator, args)
     keeps_best, timer = takes_steps and args.load_best_model_at_end, StepTimer()
     parts = [name for name in job.splits if name != "train"]
-    trainer = (job.trainer_class or FineTuningTrainer)(
+    trainer = job.trainer_class(
         model=model,
         args=args,
         train_dataset=job.splits.get("train"),

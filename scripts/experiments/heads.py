@@ -11,7 +11,6 @@ from torch.utils.data import DataLoader
 from transformers import PreTrainedModel
 
 from experiments.arguments import flag, require_at_least
-from experiments.trainer import ExperimentTrainer
 from experiments.training import RunArguments
 from modeling_sktformer.sequences import SequencePooling
 
@@ -41,18 +40,6 @@ class HeadArguments(RunArguments):
             "fit_head": self.fit_head or None,
         }
         return {name: value for name, value in head.items() if self.do_train and value is not None}
-
-
-class HeadTrainer(ExperimentTrainer):
-    """A Trainer in whose optimizer a head may have a rate of its own."""
-
-    args: HeadArguments
-
-    def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
-        optimizer = super().create_optimizer(*args, **kwargs)
-        if self.args.head_learning_rate is not None:
-            set_head_rate(optimizer, self.accelerator.unwrap_model(self.model), self.args.head_learning_rate)
-        return optimizer
 
 
 def calibrate_head(model: PreTrainedModel, examples: Dataset, collator: Collator, device: torch.device) -> None:

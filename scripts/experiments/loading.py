@@ -3,6 +3,7 @@
 import csv
 import glob
 import os
+import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from datasets import Dataset, Features, Value, load_dataset
+from datasets import Dataset, DatasetBuilder, Features, Value, load_dataset, load_dataset_builder
 from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
 from pandas.errors import ParserWarning
 
@@ -21,6 +22,7 @@ from experiments.arguments import UserError, one_line
 TABLE_READERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".tsv": "csv", ".parquet": "parquet"}
 # pandas would take the first field for an index, and shift the others, where rows have one more than the header.
 NO_INDEX = {"index_col": False}
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def find_files(pattern: str) -> list[str]:
@@ -65,6 +67,24 @@ def explained_errors(name: str, local: str, configuration: str) -> Iterator[None
     except (OSError, ValueError) as error:
         hint = configuration if "onfig" in str(error) else "check the path and the content"
         raise UserError(f"{name} cannot be read: {one_line(error)}; {hint}.") from error
+
+
+def find_dataset(name: str, configuration: str | None, revision: str | None, cache_dir: str | None) -> DatasetBuilder:
+    """A data set of the Hub, or in a folder; a `UserError` if all that can be had is another revision of it."""
+    builder = load_dataset_builder(name, configuration, revision=revision, cache_dir=cache_dir)
+    # Without a network the library takes the newest copy of its cache, whichever revision was asked for.
+    if revision and _COMMIT.fullmatch(revision) and builder.hash != revision:
+        raise UserError(f"{name} cannot be reached, and the cache holds revision {builder.hash}; go online once.")
+    return builder
+
+
+def load_prepared(
+    name: str, configuration: str | None, revision: str | None, cache_dir: str | None, split: str | None = None
+) -> Any:
+    """The splits of what [`find_dataset`] finds, by name, or one of them, read from the disk."""
+    builder = find_dataset(name, configuration, revision, cache_dir)
+    builder.download_and_prepare()
+    return builder.as_dataset(split)
 
 
 def read_table_file(path: str | Path, cache_dir: str | None = None) -> Dataset:

@@ -159,11 +159,13 @@ def claim_run_folder(
             yield state
         except BaseException as error:
             # An interrupted run goes on, unless it took the place of one that is still there.
-            goes_on = not isinstance(error, Exception) and not (folder / _SET_ASIDE).is_dir()
-            # What is finished stays, and so do runs in folders of this one, which are its work.
-            done = [find_checkpoint(folder), *folder.glob(METRICS_FILE), *folder.glob(f"[!.]*/{RUN_FILE}")]
-            done += folder.glob("*.safetensors")  # a trained model
-            if state == "new" and not goes_on and not any(done):
+            took_a_place = (folder / _SET_ASIDE).is_dir()
+            goes_on = not isinstance(error, Exception) and not took_a_place
+            # What is finished stays, and so do runs in folders of this one, which are its work; in the place of
+            # another run only those that have come to something.
+            nested = [file.parent for file in folder.glob(f"[!.]*/{RUN_FILE}")]
+            is_work = _has_results(folder) or (any(map(_has_results, nested)) if took_a_place else bool(nested))
+            if state == "new" and not goes_on and not is_work:
                 _restore(folder)
                 (folder / ".lock").unlink(missing_ok=True)
                 if not existed:
@@ -183,6 +185,11 @@ def find_checkpoint(folder: str | Path) -> str | None:
             json.loads(state.read_text(encoding="utf-8"))
             complete[int(state.parent.name.rpartition("-")[2])] = str(state.parent)
     return complete[max(complete)] if complete else None
+
+
+def _has_results(folder: Path) -> bool:
+    """Whether a run has left a checkpoint, metrics or a trained model."""
+    return any((find_checkpoint(folder), *folder.glob(METRICS_FILE), *folder.glob("*.safetensors")))
 
 
 def _place(folder: Path) -> Path:

@@ -260,10 +260,13 @@ def describe_steps(training: TrainingArguments, num_examples: int | None) -> str
     batch, steps, epochs = global_batch(training), training.max_steps, training.num_train_epochs
     if num_examples is None:
         return f"{steps:,} of {batch} sequences" if steps > 0 else f"{epochs:g} pass(es), {batch} sequences each"
-    if training.dataloader_drop_last and num_examples < training.per_device_train_batch_size * training.world_size:
+    at_once = training.per_device_train_batch_size * training.world_size
+    if training.dataloader_drop_last and num_examples < at_once:
         raise UserError(
             f"--dataloader_drop_last drops all {num_examples:,} examples, fewer than a batch; leave it out."
         )
+    if training.dataloader_drop_last:
+        num_examples -= num_examples % at_once
     per_epoch = max(1, math.ceil(num_examples / batch))
     steps, epochs = (steps, steps / per_epoch) if steps > 0 else (math.ceil(epochs * per_epoch), epochs)
     return f"{steps:,} of {batch} sequences, {epochs:.3g} pass(es) over the data"
@@ -284,7 +287,7 @@ def upload_run(training: TrainingArguments, folder: str | Path, message: str) ->
             commit_message=message,
             ignore_patterns=LOCAL_FILES,
         )
-    except OSError as error:
+    except Exception as error:  # of the Hub's client, whose kinds change with it
         problem = f"it was not uploaded ({one_line(error)}); the same command tries again"
         raise UserError(f"{folder} holds the run, finished, but {problem}.") from error
     logger.info("%s is on the Hub as %s.", folder, repo.repo_id)

@@ -145,7 +145,7 @@ def test_labels_of_the_hub_keep_their_order_and_minus_one_is_none(load, monkeypa
     rows = rows.cast_column("label", ClassLabel(names=["spam", "ham"]))
     hidden = Dataset.from_dict({"text": ["a"], "label": [-1]}).cast_column("label", ClassLabel(names=["spam", "ham"]))
     splits = {"train": rows, "dev": rows, "test": hidden}
-    monkeypatch.setattr("experiments.classification.data.load_dataset", lambda *args, **kwargs: splits)
+    monkeypatch.setattr("experiments.classification.data.load_prepared", lambda *args, **kwargs: splits)
     arguments = TextArguments(dataset_name="someone/mails")
     data = load_texts(arguments, ["train", "validation", "test"], make_tokenizer())
     assert data.problem.labels == ("spam", "ham")

@@ -10,7 +10,7 @@ from datasets import Dataset, load_dataset
 from datasets.exceptions import DatasetNotFoundError
 
 from experiments.arguments import UserError, parse_args
-from experiments.text import corpus as corpus_module
+from experiments.loading import load_prepared
 from experiments.text.corpus import CorpusArguments
 from support.texts import load, make_texts, read_documents, write
 
@@ -270,6 +270,11 @@ def test_cached_data_sets_are_read_without_a_network(tmp_path, cached_hub_datase
 def test_another_cached_revision_is_not_taken_for_the_one_asked_for(tmp_path, cached_hub_dataset):
     with pytest.raises(UserError, match=f"cache holds revision {cached_hub_dataset}"):
         load(tmp_path, datasets=["owner/name:default@" + "f" * 40])
+    prepared, cache = ("owner/name", "default"), str(tmp_path / "cache")
+    assert load_prepared(*prepared, cached_hub_dataset, cache, "train")["text"][:] == ["balan", "comer"]
+    assert list(load_prepared(*prepared, None, cache)) == ["train"]
+    with pytest.raises(UserError, match=f"cache holds revision {cached_hub_dataset}"):
+        load_prepared(*prepared, "f" * 40, cache)
 
 
 def test_unreachable_data_sets_are_explained(tmp_path):
@@ -281,7 +286,7 @@ def test_unknown_data_sets_are_explained(tmp_path, monkeypatch):
     def find_nothing(path, *args, **options):
         raise DatasetNotFoundError(f"Dataset '{path}' doesn't exist on the Hub or cannot be accessed.")
 
-    monkeypatch.setattr(corpus_module.datasets, "load_dataset_builder", find_nothing)
+    monkeypatch.setattr("experiments.loading.load_dataset_builder", find_nothing)
     with pytest.raises(UserError, match=r"owner/other.*hf auth login"):
         load(tmp_path, datasets=["owner/other"])
 

@@ -217,6 +217,18 @@ def test_a_cache_that_cannot_be_written_is_a_user_error(tmp_path, tokenizer):
         prepare_blocks(make_source(["balan"]), tokenizer, 32, write(tmp_path / "file", "") + "/cache")
 
 
+def test_a_source_that_breaks_off_is_no_fault_of_the_cache(tmp_path, tokenizer):
+    class Broken(TextSource):
+        def __iter__(self):
+            yield "balan"
+            raise ConnectionError("server disconnected")
+
+    whole = make_source(["balan"])
+    with pytest.raises(UserError, match=r"cannot be read to its end \(server disconnected\)"):
+        prepare_blocks(Broken(**vars(whole)), tokenizer, 32, tmp_path)
+    assert not prepared(tmp_path)
+
+
 def die_while_preparing(tokenizer, folder):
     """Runs in a process of its own, which ends without a chance to clean up."""
 

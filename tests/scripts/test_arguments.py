@@ -89,6 +89,18 @@ def test_given_arguments_give_the_same_arguments_again(tmp_path):
     assert parse(tmp_path, [yaml.safe_dump(given)]) == arguments
 
 
+def test_the_home_of_a_folder_that_no_shell_has_seen_is_found(tmp_path, monkeypatch):
+    @dataclass
+    class Folders:
+        data_dir: str | None = field(default=None)
+        results_dir: str = field(default="runs")
+
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "a.yaml").write_text("data_dir: ~/glue\n")
+    folders = parse_args([Folders], ["--recipe", str(tmp_path / "a.yaml"), "--results_dir=~/tables"])[0]
+    assert (folders.data_dir, folders.results_dir) == (f"{tmp_path}/glue", f"{tmp_path}/tables")
+
+
 def test_a_mistake_ends_a_script_with_one_line_and_status_2(tmp_path):
     script = Path(__file__).parents[2] / "scripts" / "train_tokenizer.py"
     result = subprocess.run(
@@ -159,6 +171,11 @@ def test_fields_of_a_new_model_add_up_over_recipes_and_not_over_the_command_line
     assert parse_command([SizedModelArguments], argv=["--recipe", str(task), *own]).groups[0].fields() == {
         "hidden_size": 4
     }
+    # A run records what it was given as a recipe, below which another one may stand.
+    (tmp_path / "arguments.yaml").write_text(yaml.safe_dump(command.given))
+    (tmp_path / "after.yaml").write_text("model_config: {num_segments: 3}\n")
+    argv = ["--recipe", str(tmp_path / "arguments.yaml"), str(tmp_path / "after.yaml")]
+    assert parse_command([SizedModelArguments], argv=argv).groups[0].fields() == expected | {"num_segments": 3}
     merged = merge_recipes({"lr_scheduler_kwargs": {"a": 1}}, {"lr_scheduler_kwargs": {"b": 2}})
     assert merged == {"lr_scheduler_kwargs": {"b": 2}}  # which belong to the scheduler of each
 

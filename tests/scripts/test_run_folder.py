@@ -253,6 +253,26 @@ def test_who_interrupts_an_overwriting_has_the_run_back_and_a_new_one_goes_on(tm
     assert folder_state(tmp_path / "old", identity()) == "finished"
 
 
+@pytest.mark.parametrize("trained", [False, True])
+def test_trials_that_came_to_nothing_give_way_to_the_job_that_they_overwrote(tmp_path, trained):
+    finish(tmp_path, identity())
+
+    def interrupt():
+        if trained:
+            (tmp_path / "seed-0" / "model.safetensors").write_text("weights")
+        raise KeyboardInterrupt
+
+    with (
+        pytest.raises(KeyboardInterrupt),
+        claim_run_folder(tmp_path, identity(seed=2), {}, overwrite=True),
+        claim_run_folder(tmp_path / "seed-0", identity(seed=2), {}, overwrite=True),
+    ):
+        interrupt()
+    left, state = (identity(seed=2), "resumed") if trained else (identity(), "finished")
+    assert folder_state(tmp_path, left) == state
+    assert (tmp_path / "seed-0").exists() is trained
+
+
 def test_a_checkpoint_that_was_cut_off_is_passed_over(tmp_path):
     for step, state in ((8, "{}"), (10, "{}"), (12, '{"epoch": 1.'), (14, None), (20, "")):
         folder = tmp_path / f"checkpoint-{step}"

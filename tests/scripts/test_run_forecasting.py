@@ -76,6 +76,22 @@ def future_of(folder):
     return pd.read_csv(folder / "horizon-6" / "forecast.csv").to_numpy()[:, 1:].astype(float)
 
 
+@pytest.mark.parametrize("shares_weights", [False, True])
+def test_a_checkpoint_s_weights_of_a_channel_meet_no_other_one(run, tmp_path, shares_weights):
+    fields = json.dumps(SIZES | {"channel_independence": shares_weights})
+    kind = ["--timestamp_column", "when", "--do_train"]
+    run("--model_config", fields, "--data_file", write_series(tmp_path / "s.csv"), *kind)
+    swapped = ["--data_file", write_series(tmp_path / "swapped.csv", columns=("south", "north")), *kind]
+    checkpoint = ["--model_name_or_path", str(tmp_path / "run" / "horizon-6"), "--model_config", "{}"]
+    if shares_weights:
+        run(*checkpoint, *swapped, name="on")
+        assert metrics_of(tmp_path / "on")["columns"] == ["south", "north"]
+        return
+    with pytest.raises(UserError, match="in another order; give --target_columns north south"):
+        run(*checkpoint, *swapped, name="on")
+    run(*checkpoint, *swapped, "--target_columns", "north", "south", name="on")
+
+
 def test_a_run_leaves_tables_forecasts_and_pictures(run, tmp_path, capsys):
     file = write_series(tmp_path / "s.csv")
     flags = ["--data_file", file, "--timestamp_column", "when", "--do_train", "--do_eval", "--do_predict"]
@@ -134,6 +150,10 @@ def test_a_run_leaves_tables_forecasts_and_pictures(run, tmp_path, capsys):
         run("--model_name_or_path", str(tmp_path / "seeds"), "--data_file", new, "--do_predict", name="wrong")
     with pytest.raises(UserError, match=r"run holds a forecaster in each of horizon-6, horizon-9; give one"):
         run("--model_name_or_path", str(tmp_path / "run"), "--data_file", new, "--do_predict", name="wrong")
+    swapped = ["--data_file", write_series(tmp_path / "swapped.csv", columns=("south", "north")), "--do_predict"]
+    swapped += ["--target_columns", "south", "north"]
+    with pytest.raises(UserError, match="in another order; give --target_columns north south"):
+        run(*checkpoint, *swapped, name="wrong")
     blind = write_series(tmp_path / "blind.csv", num_rows=60, north=[1.0] * 30 + [np.nan] * 30)
     capsys.readouterr()
     (tmp_path / "new" / "horizon-6" / "window-9.png").write_bytes(b"of the series before")
@@ -353,6 +373,7 @@ def test_the_best_of_a_search_is_reported_and_not_their_mean(run, tmp_path):
         (["--model_config", '{"hidden_size": 7}'], "No sktformer can be made of these fields"),
         (["--config_overrides", "num_harmonix=3"], "`num_harmonix=3` is not field=value with a field"),
         (["--config_overrides", "prediction_length=3"], "has a flag of its own"),
+        (["--prediction_length", "6", "9", "--resume_from_checkpoint", "x"], "names one horizon's; give one"),
         (["--prediction_length", "6", "9", "--push_to_hub"], "--push_to_hub pushes one model; give one --prediction"),
         (["--learning_rate_decay", "2"], "--learning_rate_decay is 2; it must lie between 0 and 1"),
         (["--num_plots", "-3"], "--num_plots is -3; it must be at least 0"),

@@ -129,8 +129,10 @@ def test_a_small_corpus_is_taken_whole():
     assert list(sample_texts([make_source(20)], 1_000_000)) == list(make_source(20))
 
 
-def test_a_large_corpus_is_sampled_evenly():
-    sample = list(sample_texts([make_source(1000)], 10_000))
+def test_a_large_corpus_is_sampled_evenly(caplog):
+    with caplog.at_level("INFO"):
+        sample = list(sample_texts([make_source(1000)], 10_000))
+    assert not caplog.messages
     positions = [int(text[:5]) for text in sample]
     assert 9_000 <= sum(map(len, sample)) <= 10_000
     gaps = [second - first for first, second in itertools.pairwise([0, *positions, 1000])]
@@ -150,8 +152,10 @@ def test_a_row_longer_than_the_cap_is_cut():
     assert list(sample_texts([source], 60)) == ["clock " * 10]
 
 
-def test_a_stream_is_sampled_from_its_beginning():
-    sample = list(sample_texts([make_source(1000, streaming=True)], 10_000))
+def test_a_stream_is_sampled_from_its_beginning(caplog):
+    with caplog.at_level("INFO"):
+        sample = list(sample_texts([make_source(1000, streaming=True)], 10_000))
+    assert caplog.messages == ["Only the first 10,000 characters are read."]
     assert [int(text[:5]) for text in sample] == list(range(100))
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from datasets import Dataset, load_dataset
+from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from experiments.arguments import UserError, flag, one_line, require_at_least
@@ -23,7 +23,7 @@ from experiments.classification.labels import (
     is_number,
     read_labels,
 )
-from experiments.loading import explained_errors, find_files, read_table_file
+from experiments.loading import explained_errors, find_files, load_prepared, read_table_file
 
 
 _FILES = "a .csv, .tsv, .json, .jsonl or .parquet file, or .txt files (a quoted pattern will do)"
@@ -216,8 +216,8 @@ def _read_sources(arguments: TextArguments, wanted: Sequence[str]) -> dict[str, 
     name, found, hint = arguments.dataset_name, {}, "give --{}_file"
     if name:
         with explained_errors(name, "--train_file", "give --dataset_config_name"):
-            options = {"revision": arguments.dataset_revision, "cache_dir": arguments.cache_dir}
-            splits = load_dataset(name, arguments.dataset_config_name, **options)
+            place = (arguments.dataset_config_name, arguments.dataset_revision, arguments.cache_dir)
+            splits = load_prepared(name, *place)
         there = {part: [split for split in _SPLITS[part] if split in splits] for part in wanted}
         found = {part: (f"{name} ({names[0]})", splits[names[0]]) for part, names in there.items() if names}
         hint = f"{name} has {format_names(list(splits))}"

@@ -19,7 +19,14 @@ from experiments.forecasting.forecasters import (
 )
 from experiments.forecasting.report import WINDOW_PICTURE, draw_windows, write_forecaster_card, write_future
 from experiments.forecasting.series import Series
-from experiments.forecasting.windows import Scaler, SeriesArguments, Windows, fingerprint_series, make_windows
+from experiments.forecasting.windows import (
+    SCALER_FILE,
+    Scaler,
+    SeriesArguments,
+    Windows,
+    fingerprint_series,
+    make_windows,
+)
 from experiments.models import fingerprint_checkpoint
 from experiments.sized_models import describe_config
 from experiments.trials import best_trial, read_metrics
@@ -67,6 +74,19 @@ def fit_to_checkpoint(
     return replace(
         arguments, target_columns=targets, timestamp_column=arguments.timestamp_column or scaler.timestamp_column
     ), scaler
+
+
+def check_channels(forecaster: ForecasterArguments, series: Series, trains: bool) -> None:
+    """A `UserError` if a checkpoint's weights or scales of a channel would meet another one, out of order."""
+    name = forecaster.model_name_or_path
+    if not name or not (Path(name) / SCALER_FILE).is_file():
+        return
+    columns = Scaler.from_pretrained(name).columns
+    # Where nothing is trained each has its scale, and of our architecture its weights, too, unless it shares them.
+    is_ordered = not trains or not getattr(load_config(forecaster), "channel_independence", True)
+    if is_ordered and columns != series.columns and sorted(columns) == sorted(series.columns):
+        remedy = f"in another order; give --target_columns {' '.join(columns)}"
+        raise UserError(f"The checkpoint {name} was made for the channels of {series.source} {remedy}.")
 
 
 def make_job(

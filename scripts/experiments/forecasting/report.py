@@ -16,7 +16,7 @@ from experiments.forecasting.plots import plot_forecasts
 from experiments.forecasting.series import Series
 from experiments.forecasting.windows import Scaler, Windows
 from experiments.model_card import CardFacts, write_card
-from experiments.results import command_line, format_origin, format_table, write_atomically, write_json
+from experiments.results import command_line, format_origin, format_table, write_atomically, write_results
 from experiments.trials import counted_trials, describe_trials
 
 
@@ -66,31 +66,24 @@ def write_report(
                 values.setdefault(name, {})[str(horizon)] = pair
         header = [f"{horizon}, {key.upper()}" for horizon in finished for key in _MEASURES]
         cells = [[name, *(row.get(column, "") for column in header)] for name, row in rows.items()]
-        tables += ["", f"## {part.capitalize()} windows", "", *format_table(["", *header], cells)]
+        tables += [f"## {part.capitalize()} windows", "\n".join(format_table(["", *header], cells))]
         results[part] = values
     first = next(iter(finished.values()))
     said: dict[str, str] = {}  # of a search the best is another one at every horizon
     for horizon, metrics in finished.items():
         runs = describe_trials(metrics)
         said[runs] = f"{said[runs]} and {horizon}" if runs in said else str(horizon)
-    lines = [
+    paragraphs = [
         f"# Forecasts of {title}",
-        "",
         f"{first['model_type']}, {first['parameters']:,} parameters at a horizon of {next(iter(finished))}; contexts "
         f"of {first['context_length']} steps. Errors on scaled values, over "
         + ("some of the windows, spread evenly over each part" if first.get("is_sampled") else "all windows")
         + f"; {', '.join(f'{runs} at a horizon of {at}' if len(said) > 1 else runs for runs, at in said.items())}.",
         *tables,
-        "",
-        *_verdicts(results["test"]),
-        *(f"- {note}" for note in notes),
-        "",
+        "\n".join([*_verdicts(results["test"]), *(f"- {note}" for note in notes)]),
         format_origin(first["environment"], command_line(), [first["environment"]["commit"]]),
-        "",
     ]
-    write_json(folder / "forecasting.json", {"series": title, "command": command_line(), **results})
-    write_atomically(folder / "forecasting.md", "\n".join(lines))
-    return "\n".join(lines)
+    return write_results(folder / "forecasting", {"series": title, "command": command_line(), **results}, paragraphs)
 
 
 def _verdicts(values: Mapping[str, Mapping[str, Mapping[str, Sequence[float]]]]) -> list[str]:

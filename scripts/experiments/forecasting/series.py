@@ -9,10 +9,9 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from datasets import load_dataset
 
 from experiments.arguments import UserError, one_line
-from experiments.loading import explained_errors
+from experiments.loading import explained_errors, load_prepared
 
 
 _TIMESTAMPS = ("date", "datetime", "timestamp", "time", "ds")
@@ -137,7 +136,7 @@ def read_hub(
         UserError: if it cannot be had, or as [`make_series`].
     """
     with explained_errors(name, "--data_dir or --data_file", "give --dataset_config_name"):
-        rows = load_dataset(name, configuration, revision=revision, cache_dir=cache_dir, split="train")
+        rows = load_prepared(name, configuration, revision, cache_dir, "train")
     source = f"{name} ({configuration})" if configuration else name
     return make_series(source, rows.to_pandas(), timestamp_column, target_columns, rows_are_steps)
 

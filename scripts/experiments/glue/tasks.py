@@ -11,10 +11,10 @@ from dataclasses import MISSING, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from datasets import Dataset, load_dataset
+from datasets import Dataset
 
 from experiments.arguments import UserError, flag, require_at_least
-from experiments.loading import TABLE_READERS, explained_errors, read_table_file
+from experiments.loading import TABLE_READERS, explained_errors, load_prepared, read_table_file
 
 
 @dataclass(frozen=True)
@@ -178,9 +178,9 @@ def _read_split(task: GlueTask, split: str, arguments: GlueArguments) -> tuple[s
     name = f"{arguments.dataset_name} ({arguments.dataset_config_name or task.name}, {split})"
     if arguments.dataset_name.count("/") != 1:
         raise UserError(f"--dataset_name {arguments.dataset_name}: ids of the Hub have the form owner/name.")
-    options = {"split": split, "revision": arguments.dataset_revision, "cache_dir": arguments.cache_dir}
+    place = (arguments.dataset_config_name or task.name, arguments.dataset_revision, arguments.cache_dir)
     with explained_errors(name, "--data_dir", "give a data set with a part for each task"):
-        return name, load_dataset(arguments.dataset_name, arguments.dataset_config_name or task.name, **options)
+        return name, load_prepared(arguments.dataset_name, *place, split)
 
 
 def _given_file(task: GlueTask, split: str, arguments: GlueArguments) -> Path:
@@ -194,7 +194,7 @@ def _given_file(task: GlueTask, split: str, arguments: GlueArguments) -> Path:
 
 
 def _find_split(task: GlueTask, split: str, arguments: GlueArguments) -> Path:
-    folder = Path(str(arguments.data_dir)).expanduser()
+    folder = Path(str(arguments.data_dir))
     if not folder.is_dir():
         raise UserError(f"--data_dir {folder} is no folder; check the path.")
     place, there = folder / task.name, sorted(path.name for path in folder.iterdir() if path.is_dir())

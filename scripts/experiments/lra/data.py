@@ -92,9 +92,10 @@ class LraArguments:
 
     def path(self) -> Path | None:
         """Where published data lie; a `UserError` if nothing is there."""
-        if self.data_dir and not (path := Path(self.data_dir).expanduser()).exists():
-            raise UserError(f"--data_dir {path}: there is no such file or folder (it is read from {Path.cwd()}).")
-        return Path(self.data_dir).expanduser() if self.data_dir else None
+        if self.data_dir and not Path(self.data_dir).exists():
+            there = f"there is no such file or folder (it is read from {Path.cwd()})"
+            raise UserError(f"--data_dir {self.data_dir}: {there}.")
+        return Path(self.data_dir) if self.data_dir else None
 
     def made(self, name: str) -> Path:
         """Where data that are made are kept; a `UserError` if nothing can be."""

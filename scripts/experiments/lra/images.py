@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from datasets import load_dataset
 from tqdm import tqdm
 
 from experiments.arguments import UserError, one_line
-from experiments.loading import explained_errors
+from experiments.loading import explained_errors, load_prepared
 from experiments.lra.examples import Examples
 from experiments.model_card import public_name
 
@@ -78,7 +77,7 @@ def read_images(path: Path) -> dict[str, Examples]:
 def load_images(name: str, revision: str | None, cache_dir: str | None) -> dict[str, Examples]:
     """The same from the Hub, with the columns `img` and `label`."""
     with explained_errors(name, _FETCH, "give another --dataset_name"):
-        splits = load_dataset(name, revision=revision, cache_dir=cache_dir)
+        splits = load_prepared(name, None, revision, cache_dir)
         arrays = []
         for part in ("train", "test"):
             if part not in splits or not {"img", "label"} <= set(splits[part].column_names):

@@ -105,7 +105,7 @@ class EncoderForSequences(PreTrainedModel):
         flat_mask = None if attention_mask is None else attention_mask.view(-1, length)
         inputs = {"attention_mask": flat_mask} if self._takes_mask and flat_mask is not None else {}
         states = self.encoder(input_ids.view(-1, length), **inputs).last_hidden_state
-        logits = self.classifier(states.unflatten(0, input_ids.shape[:-1]), attention_mask)
+        logits = self.classifier((states.unflatten(0, input_ids.shape[:-1]),), attention_mask)
         loss = None if labels is None else classification_loss(logits, labels, "single_label_classification", None)
         return SequenceClassifierOutput(loss=loss, logits=logits)
 

@@ -86,9 +86,9 @@ def write_task_card(
     write_card(folder, facts, metrics, arguments)
 
 
-def draw_examples(examples: Examples, task: Task, path: Path, per_class: int = 6) -> None:
-    """Draw some pictures of each class in a row: `path`, a PNG."""
-    side = int(task.max_length**0.5)
+def draw_examples(examples: Examples, task: Task, path: Path) -> None:
+    """Draw six pictures of each class in a row: `path`, a PNG."""
+    side, per_class = int(task.max_length**0.5), 6
     rows = [np.flatnonzero(examples.labels == label)[:per_class] for label in range(len(task.labels))]
     size = (1.6 * per_class, 1.75 * len(rows) + 0.4)
     with open_figure(path, f"{task.title}: {examples.source}", size, (len(rows), per_class), grid=None) as (_, panels):

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
-from datasets import Dataset, load_dataset
+from datasets import Dataset
 from tqdm import tqdm
 
 from experiments.arguments import UserError, one_line
-from experiments.loading import explained_errors, read_table_file
+from experiments.loading import explained_errors, load_prepared, read_table_file
 from experiments.lra.examples import Examples, strip_table
 from experiments.model_card import public_name
 
@@ -58,7 +58,7 @@ def read_reviews(folder: Path, max_length: int, cache_dir: str | None = None) ->
 def load_reviews(name: str, revision: str | None, cache_dir: str | None, max_length: int) -> dict[str, Examples]:
     """The same from the Hub, with the columns `text` and `label`."""
     with explained_errors(name, _FETCH, "give another --dataset_name"):
-        splits = load_dataset(name, revision=revision, cache_dir=cache_dir)
+        splits = load_prepared(name, None, revision, cache_dir)
     if lacking := {"train", "test"} - set(splits):
         raise UserError(f"{name} has no part {' and no '.join(sorted(lacking))}; it has {', '.join(splits)}.")
     parts = {part: _read_columns(name, splits[part]) for part in ("train", "test")}

@@ -20,7 +20,7 @@ import datasets
 from datasets.packaged_modules.text.text import TextConfig
 
 from experiments.arguments import UserError, flag, one_line, require_at_least
-from experiments.loading import NO_INDEX, explained_errors, find_files
+from experiments.loading import NO_INDEX, explained_errors, find_dataset, find_files
 from experiments.text.documentation import documentation_versions, iter_documentation
 from experiments.text.source import Rows, Side, TextSource, Unit, digest
 
@@ -30,7 +30,6 @@ logger = logging.getLogger(__name__)
 _FILE_TYPES = {".txt": "text", ".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet"}
 _VALIDATION_SPLITS = ("validation", "valid", "val", "dev")
 _DATASET = re.compile(r"(?P<path>[^:@]+)(?::(?P<config>[^@]+))?(?:@(?P<revision>.+))?")
-_COMMIT = re.compile(r"[0-9a-f]{40}")
 _explained_errors = partial(
     explained_errors, local="--train_file", configuration="write the configuration as path:config"
 )
@@ -126,7 +125,7 @@ def load_corpus(arguments: CorpusArguments) -> Corpus:
     logger.info("Validation text: %s.", _describe(validation) or "none")
     weights = arguments.probabilities
     probabilities = [weight / sum(weights) for weight in weights] if weights else None
-    cache_dir = Path(arguments.cache_dir or datasets.config.HF_DATASETS_CACHE).expanduser() / "sktformer"
+    cache_dir = Path(arguments.cache_dir or datasets.config.HF_DATASETS_CACHE) / "sktformer"
     paths = [_parse_spec(spec)[0] for spec in arguments.datasets or []]
     return Corpus(train, validation, probabilities, cache_dir, tuple(p for p in paths if not os.path.isdir(p)))
 
@@ -219,10 +218,7 @@ def _load_dataset(spec: str, arguments: CorpusArguments) -> dict[Side, TextSourc
             rows = datasets.load_from_disk(path)
         return {"train": _make_source(path, rows, fingerprint, "row", arguments, Path(path).name)}
     with _explained_errors(spec):
-        builder = datasets.load_dataset_builder(path, config, revision=revision, cache_dir=arguments.cache_dir)
-        # Without a network the library takes the newest copy of its cache, whichever revision was asked for.
-        if revision and _COMMIT.fullmatch(revision) and builder.hash != revision:
-            raise UserError(f"{spec} cannot be reached, and the cache holds revision {builder.hash}; go online once.")
+        builder = find_dataset(path, config, revision, arguments.cache_dir)
         if arguments.streaming:
             splits: dict[str, Rows] = dict(builder.as_streaming_dataset())
         else:

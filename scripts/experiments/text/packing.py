@@ -94,8 +94,14 @@ def prepare_blocks(
         generator=torch.Generator(),  # the global one stays as it is, whether blocks are prepared or found
     )
 
+    def read() -> Iterator[Any]:
+        try:
+            yield from chain.from_iterable(batches)
+        except OSError as error:  # which is not the cache's
+            raise UserError(f"{source.name} cannot be read to its end ({one_line(error)}); try again.") from error
+
     def generate() -> Iterator[dict[str, list[int]]]:
-        blocks = islice(pack_documents(chain.from_iterable(batches), *packing), max_blocks)
+        blocks = islice(pack_documents(read(), *packing), max_blocks)
         first = next(blocks, None)
         if first is None:
             raise UserError(f"{source.name} holds no text that the tokenizer turns into tokens; give other text.")

@@ -98,7 +98,8 @@ def sample_texts(
         num_seen = num_kept = 0
         for text in source:
             if num_kept >= budget:
-                logger.info("Only the first %s characters are read.", f"{budget:,}")
+                if not size:
+                    logger.info("Only the first %s characters are read.", f"{budget:,}")
                 break
             num_seen += len(text.encode())  # as the size is counted
             if num_kept < share * num_seen:
@@ -107,7 +108,10 @@ def sample_texts(
 
 
 def save_tokenizer(tokenizer: BertTokenizer, output_dir: str | Path, overwrite: bool = False) -> None:
-    """Write a tokenizer as a whole; a `UserError` if files are there and no `overwrite`, or it cannot be written."""
+    """
+    Write a tokenizer, to a new folder as a whole and over files that are there one by one; a `UserError` if there are
+    some and no `overwrite`, or it cannot be written.
+    """
     folder = Path(output_dir)
     check_output_dir(folder, overwrite)
     try:

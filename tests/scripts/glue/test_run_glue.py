@@ -386,11 +386,11 @@ def test_a_data_set_of_the_hub_is_named_in_the_card(tmp_path, recipe, monkeypatc
     recipe.write_text(yaml.safe_dump(flags))
     read = []
 
-    def load(name, part, split, **options):
+    def load(name, part, revision, cache_dir, split):
         read.append((name, part, split))
         return Dataset.from_list(make_rows(TASKS[part.removesuffix("-small")], split))
 
-    monkeypatch.setattr("experiments.glue.tasks.load_dataset", load)
+    monkeypatch.setattr("experiments.glue.tasks.load_prepared", load)
     run(monkeypatch, "--recipe", recipe, "--task_name", "cola", "--dataset_name", "me/my-glue")
     assert read == [("me/my-glue", "cola", "train"), ("me/my-glue", "cola", "validation")]
     assert "datasets:\n- me/my-glue" in (tmp_path / "run" / "cola" / "README.md").read_text()
