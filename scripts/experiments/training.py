@@ -167,12 +167,13 @@ def training_identity(training: TrainingArguments, decides: dict[str, Any]) -> R
     """
     The identity of a run: what the Trainer's arguments decide, and `decides` (data, model).
 
-    Evaluation and saving belong to it where the best checkpoint is kept, and not else; where nothing is trained no
+    Evaluation and saving belong to it where the best checkpoint is kept, and not else; where no step is taken no
     argument of an optimizer decides what a model answers.
     """
     precision = describe_precision(training)
-    if not training.do_train:
-        return RunIdentity({"do_train": False} | decides, {"num_train_epochs": 0}, precision)
+    if not training.do_train or getattr(training, "fit_head", False):
+        seed = {"seed": training.seed} if training.do_train else {}
+        return RunIdentity({"do_train": training.do_train} | seed | decides, {"num_train_epochs": 0}, precision)
     names = [*_DECISIVE, *(_DECISIVE_FOR_THE_BEST if training.load_best_model_at_end else ())]
     values = {name: getattr(training, name) for name in names if hasattr(training, name)}
     values = {name: getattr(value, "value", value) for name, value in values.items()}
@@ -236,7 +237,9 @@ def announce_run(command: Command, **facts: str) -> None:
     schedule = getattr(training.lr_scheduler_type, "value", training.lr_scheduler_type)
     if decay := getattr(training, "learning_rate_decay", None):  # a forecaster's
         schedule = f"times {decay:g} after every epoch"
-    recipe = f"{recipes}; learning rate {training.learning_rate:g} ({schedule}), seed {training.seed}"
+    takes_steps = training.do_train and not getattr(training, "fit_head", False)
+    steps = f"learning rate {training.learning_rate:g} ({schedule})" if takes_steps else "no training step"
+    recipe = f"{recipes}; {steps}, seed {training.seed}"
     kind, precision = training.device.type, describe_precision(training)
     name = torch.cuda.get_device_name() if kind == "cuda" else f"{torch.get_num_threads()} thread(s)"
     devices = f"{training.world_size} x {kind} ({name}), {precision}"
