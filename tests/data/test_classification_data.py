@@ -13,7 +13,7 @@ from transformers import EvalPrediction, PreTrainedTokenizerFast
 from experiments.arguments import UserError
 from experiments.classification.data import Part, TextArguments, TextData, find_columns, load_texts
 from experiments.classification.excerpts import cut_excerpts, hold_out, spread
-from experiments.classification.labels import MULTI, REGRESSION, SINGLE, Problem
+from experiments.classification.labels import MULTI, REGRESSION, SINGLE, Problem, read_labels
 from experiments.classification.metrics import (
     average_documents,
     compute_metrics,
@@ -350,6 +350,26 @@ def test_the_ends_of_documents_are_held_out_where_a_label_has_few():
     _, held, words = hold_out(["a"] * 20 + ["b"] * 10, documents, 0.2, seed=0)
     assert held == [8, 9, 18, 19, 28, 29]
     assert "the last excerpts of every document" in words
+
+
+def test_something_of_every_label_and_document_is_left_to_train_on():
+    train, held, _ = hold_out([0, 0, 1, 1], [0, 1, 2, 3], 0.9, 0)
+    assert len(train) == len(held) == 2
+    assert 3 in hold_out([0, 0, 0, 1], [0, 0, 0, 1], 0.4, 0)[0]
+
+
+def test_text_files_to_predict_may_have_no_label_in_their_name_and_a_mark_before_their_text(load, tmp_path):
+    (tmp_path / "nobody.txt").write_bytes(b"\xef\xbb\xbfthe cat")
+    known, file = Problem(SINGLE, ("a", "b")), str(tmp_path / "nobody.txt")
+    test = load(known, test_file=file, label_from_file_name="^([^_]+)_").parts["test"]
+    assert test.labels is None
+    assert list(test.rows["text"]) == ["the cat"]
+
+
+@pytest.mark.parametrize("kind", [REGRESSION, SINGLE])
+def test_no_number_is_no_label(kind):
+    rows = Dataset.from_dict({"text": ["a", "b"], "label": [1.0, float("nan")]})
+    assert read_labels("x", rows, "label", kind, None)[1] is None
 
 
 def test_excerpts_keep_their_document_and_its_columns(write, load):

@@ -26,7 +26,7 @@ from modeling_sktformer.circle import Circle
 from modeling_sktformer.lengthening import extend_positions, resize_order
 from modeling_sktformer.losses import classification_loss
 from modeling_sktformer.position_batch_norm import PositionBatchNorm
-from modeling_sktformer.sequences import Landmarks, SequencePooling, Sequences, draw_permutation, select_landmarks
+from modeling_sktformer.sequences import Landmarks, Sequences, draw_permutation, select_landmarks
 from support.builders import (
     HEADS,
     MODELS,
@@ -612,48 +612,6 @@ def test_labels_of_another_shape_are_refused_where_they_have_as_many_values(shap
             classification_loss(logits, torch.zeros(labels, dtype=dtype), problem)
 
 
-@pytest.mark.parametrize("pooling", ["mean", "mean_std"])
-def test_what_is_pooled_of_a_long_sequence_fits_into_half_precision(pooling):
-    states = torch.full((1, 16_384, 12), 5.0, dtype=torch.float16)
-    states[:, ::2] = 255.0
-    expected = torch.tensor([[130.0] * 12 + [125.0] * 12 * (pooling == "mean_std")])
-    pool = SequencePooling(make_config(classifier_pooling=pooling))
-    for mask in (torch.ones(1, 16_384, dtype=torch.long), None):
-        torch.testing.assert_close(pool((states,), mask).float(), expected)
-
-
-def test_calibration_standardises_what_heads_read_and_is_done_anew_alike():
-    model = make_model(SKTformerForSequenceClassification, classifier_pooling="mean_std")
-    model.load_state_dict(SKTformerForSequenceClassification(model.config).double().state_dict())
-    pooling, inputs = model.classifier.pooling, make_batch([12, 5, 9, 7]).inputs()
-    states = (model.sktformer(**inputs).last_hidden_state,)
-    for _ in range(2):
-        pooling.calibrate(pooling(states, inputs["attention_mask"]))
-        pooled = pooling(states, inputs["attention_mask"])
-        assert_equal(pooled.mean(0), torch.zeros(24, dtype=torch.float64))
-        assert_equal(pooled.std(0, correction=0), torch.ones(24, dtype=torch.float64))
-    scale = pooling.scale.clone()
-    pooling.calibrate(pooled[:1])  # which says nothing of how texts differ
-    assert_equal(pooling.scale, scale)
-    assert_equal(pooling((states[0][:1],), inputs["attention_mask"][:1]), torch.zeros(1, 24, dtype=torch.float64))
-
-
-@pytest.mark.parametrize("asked", [False, True])
-def test_hidden_states_that_a_head_reads_are_returned_where_they_are_asked_for(asked):
-    model = make_model(SKTformerForSequenceClassification, classifier_pooling="layers")
-    inputs = make_batch([4]).inputs()
-    assert ("hidden_states" in model(**inputs, output_hidden_states=asked)) is asked
-    model.config.output_hidden_states = asked
-    assert ("hidden_states" in model(**inputs)) is asked
-
-
-def test_a_token_alone_has_a_deviation_without_infinite_slopes():
-    model = make_model(SKTformerForSequenceClassification, classifier_pooling="mean_std").train()
-    batch = make_batch([1, 1])
-    model(**batch.inputs(), **batch.labels(SKTformerForSequenceClassification)).loss.backward()
-    assert all(torch.isfinite(gradient).all() for gradient in gradients(model).values())
-
-
 @pytest.mark.parametrize("extension", ["tile", "last"])
 @all_smoothers
 @pytest.mark.parametrize(("old", "new"), [(16, 32), (16, 17), (15, 32), (16, 12), (15, 11), (13, 64)])
@@ -738,6 +696,13 @@ def test_models_of_one_configuration_are_lengthened_apart(tmp_path):
 def test_new_positions_start_from_trained_ones(extension, expected):
     assert extend_positions(torch.arange(3), 5, extension).tolist() == expected
     assert extend_positions(torch.arange(3), 2, extension).tolist() == [0, 1]
+
+
+def test_a_frozen_model_stays_frozen_and_knows_how_many_positions_it_has():
+    model = make_model(SKTformerModel).requires_grad_(False)
+    model.resize_position_embeddings(24)
+    assert not any(parameter.requires_grad for parameter in model.parameters())
+    assert model.get_position_embeddings().num_embeddings == 24
 
 
 def test_an_unknown_extension_changes_nothing():

@@ -644,6 +644,29 @@ def test_a_layer_that_a_checkpoint_lends_a_head_is_scaled(tmp_path):
     assert torch.allclose(outputs[0].std(dim=0, correction=0), torch.ones(1), atol=1e-3)
 
 
+def test_a_head_s_treatment_is_nothing_to_an_evaluation(tmp_path):
+    treatment = {"calibrate_head": True, "head_learning_rate": 0.1}
+    assert make_arguments(tmp_path, do_train=False, **treatment).head_identity() == {}
+    assert make_arguments(tmp_path, **treatment).head_identity() == treatment
+
+
+def test_a_trial_of_a_search_records_what_gives_it_again(tmp_path):
+    grid = {"search_epochs": [1], "search_learning_rates": [1e-2], "search_batch_sizes": [8]}
+    training = make_arguments(tmp_path, search=True, max_steps=-1, **grid)
+    run_job(make_job(), tmp_path, training, {"gradient_accumulation_steps": 2})
+    (recorded,) = tmp_path.glob("*/arguments.yaml")
+    assert "global_batch_size: 8" in recorded.read_text()
+    assert "gradient_accumulation_steps" not in recorded.read_text()  # which contradicts it
+
+
+def test_predictions_are_pushed_nowhere(tmp_path, monkeypatch):
+    monkeypatch.setattr(FineTuningTrainer, "init_hf_repo", lambda trainer, *args: 1 / 0)
+    job, training = make_job(), make_arguments(tmp_path)
+    training.push_to_hub = True
+    answers = fine_tuning.predict(job.build_model(), job.splits["validation"], pad, training, tmp_path)
+    assert answers.shape == (40, 3)
+
+
 def test_a_head_is_computed_without_a_step(tmp_path, caplog):
     caplog.set_level(logging.INFO)
     splits = {"train": make_examples(120, 1), "validation": make_examples(40, 2)}

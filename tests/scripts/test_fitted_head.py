@@ -15,6 +15,7 @@ from transformers import default_data_collator as collate
 from experiments.arguments import UserError
 from experiments.fitted_head import (
     LinearClassifier,
+    Standardised,
     fit_classifier,
     fit_head,
     mean_and_deviation,
@@ -93,6 +94,20 @@ def test_rare_labels_have_the_weight_of_others():
     features = numbers.normal(size=(410, 1)) + labels[:, None]
     found = answers(fit_classifier(features, labels, 2), features)
     assert (found[labels == 1] == 1).mean() > 0.5
+
+
+def test_two_labels_are_told_apart_as_surely_as_they_differ():
+    generator = np.random.default_rng(0)
+    features = np.concatenate([generator.normal(mean, 1, (4000, 1)) for mean in (-1, 1)])
+    classifier = fit_classifier(features, np.repeat([0, 1], 4000), 2)
+    # The logarithm of the odds of N(1, 1) against N(-1, 1) is 2 x.
+    assert classifier.weight[1, 0] - classifier.weight[0, 0] == pytest.approx(2, rel=0.15)
+
+
+def test_what_varies_by_rounding_alone_is_not_blown_up():
+    features = torch.randn(30, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    features[:, 1] = 1 + 1e-9 * features[:, 1]
+    assert Standardised.of(features).std[1] == 1
 
 
 def test_fewer_examples_than_features_give_what_all_features_would(monkeypatch):
@@ -185,6 +200,7 @@ def test_a_head_is_computed_and_the_encoder_stays(pooling):
     batch = collate(list(examples))
     right = (model(**batch).logits.argmax(dim=-1) == batch["labels"]).double().mean()
     assert right > {"cls": 0.6, "mean_std": 0.9, "layers": 0.95}[pooling]
+    assert not any(module._forward_pre_hooks for module in model.modules())
 
 
 def test_a_frozen_encoder_answers_as_the_head_that_is_computed():

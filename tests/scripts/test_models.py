@@ -28,7 +28,7 @@ from transformers import (
     ViTModel,
 )
 
-from experiments import adapters, models
+from experiments import adapters, checkpoints, models
 from experiments.adapters import LoraArguments, add_lora, merge_adapters
 from experiments.arguments import CONFIGURATION, UserError, load_recipe
 from experiments.checkpoints import CheckpointArguments, load_classifier, load_trained_config, start_classifier
@@ -255,6 +255,19 @@ def test_a_tokenizer_is_of_the_checkpoint_s_revision(tokenizer, monkeypatch):
     load_text_tokenizer(CheckpointArguments(**origin))
     load_text_tokenizer(CheckpointArguments(**origin, tokenizer_name="owner/words"))
     assert asked == [("owner/model", "v1"), ("owner/words", "main")]
+
+
+def test_labels_are_of_the_checkpoint_s_revision(monkeypatch):
+    asked = []
+
+    def from_pretrained(name, revision, **options):
+        asked.append((name, revision))
+        return SKTformerConfig()
+
+    monkeypatch.setattr(checkpoints.AutoConfig, "from_pretrained", from_pretrained)
+    monkeypatch.setattr(checkpoints, "find_adapter_config_file", lambda *args, **options: None)
+    load_trained_config(CheckpointArguments(model_name_or_path="owner/model", model_revision="v1"))
+    assert asked == [("owner/model", "v1")]
 
 
 def test_a_tokenizer_of_special_tokens_is_none(tmp_path):

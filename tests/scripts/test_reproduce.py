@@ -188,6 +188,18 @@ def test_curves_are_drawn_against_steps_and_time_and_scores_by_row(make, stage, 
     assert "![Scores](test.png)" in text
 
 
+def test_rows_that_are_printed_alike_share_the_first_place():
+    measure = Measure("loss", "eval_loss", "lowest", ".2f")
+    assert report.Column("loss", measure, {"a": [1.001], "b": [1.002], "c": [2.0]}).winners() == ["a", "b"]
+
+
+def test_of_times_the_median_stands_in_the_table(stage):
+    stage = replace(stage, cases=stage.cases[:1], measures=(Measure("step (ms)", "time", pooled=True),))
+    outcome = execution.Outcome(None, metrics=[{"time": time} for time in (100.0, 100.0, 400.0)])
+    (column,) = report._build_columns(stage, {("ours", stage.cases[0].key): outcome}, {"ours": "ours"})
+    assert column.values == {"ours": [100.0]}
+
+
 def test_rows_that_no_training_equals_are_named(make, stage):
     stage = replace(stage, measures=(Measure("", "eval_loss", "lowest", baselines=(("guess", "other.loss"),)),))
     assert "not better" not in make([stage])[0]

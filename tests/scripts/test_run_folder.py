@@ -273,6 +273,12 @@ def test_trials_that_came_to_nothing_give_way_to_the_job_that_they_overwrote(tmp
     assert (tmp_path / "seed-0").exists() is trained
 
 
+def test_epochs_are_no_more_steps(tmp_path):
+    finish(tmp_path, identity(2))
+    with pytest.raises(UserError, match="num_train_epochs"):
+        folder_state(tmp_path, identity(-1))
+
+
 def test_a_checkpoint_that_was_cut_off_is_passed_over(tmp_path):
     for step, state in ((8, "{}"), (10, "{}"), (12, '{"epoch": 1.'), (14, None), (20, "")):
         folder = tmp_path / f"checkpoint-{step}"

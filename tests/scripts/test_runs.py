@@ -160,6 +160,17 @@ def test_recipes_behind_a_recipe_are_looked_at(make_run, tmp_path):
     assert count(run) == 2
 
 
+def test_what_is_prepared_in_the_meantime_changes_no_run(make_run, tmp_path):
+    prepared = tmp_path / "cache" / "blocks"
+    prepared.parent.mkdir()
+    prepared.write_text("x")
+    run = make_run("a", f"--cache_dir={prepared.parent}")
+    execute(run)
+    os.utime(prepared, ns=(1, 1))
+    execute(run)
+    assert count(run) == 1
+
+
 def test_failures_name_their_reason_and_their_log(make_run):
     broken = make_run("c", "--fail")
     with pytest.raises(UserError, match=r"c failed \(script.py: error: it is broken\).*c\.log"):

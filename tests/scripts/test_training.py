@@ -401,6 +401,11 @@ def test_a_run_is_uploaded_without_what_names_this_machine(tmp_path, monkeypatch
     assert {"arguments.yaml", "run.json", "training_args.bin", "checkpoint-*", "lra.json"} <= set(patterns)
     assert (tmp_path / "mine" / "README.md").read_text() == card.format("me/mine")
 
+    # Of several processes the first uploads.
+    with monkeypatch.context() as context:
+        context.setattr(type(training), "process_index", 1)
+        context.setattr(training_module, "create_repo", None)
+        upload_run(training, tmp_path / "mine", "End")
     # A client's own kind of error is no OSError.
     for kind in (OSError, Exception):
 
@@ -410,6 +415,12 @@ def test_a_run_is_uploaded_without_what_names_this_machine(tmp_path, monkeypatch
         monkeypatch.setattr(training_module, "upload_folder", refuse)
         with pytest.raises(UserError, match=r"finished, but it was not uploaded \(no route to host\); the same"):
             upload_run(training, tmp_path / "mine", "End")
+
+
+def test_to_resume_from_the_newest_checkpoint_is_what_happens_anyway(tmp_path):
+    training = arguments(tmp_path, "--resume_from_checkpoint", "True")
+    prepare(training, {})
+    assert training.resume_from_checkpoint is None
 
 
 def test_a_hub_strategy_that_uploads_folders_as_they_are_is_refused(tmp_path, monkeypatch):
