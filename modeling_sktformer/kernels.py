@@ -37,7 +37,7 @@ def is_plain(module: nn.Module, kind: type[nn.Module]) -> bool:
     few operations of their own. `kind` is the class that it has to be of, and not of a class derived from it.
     """
     hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    own = vars(module).get("forward")  # the class's own once accelerate has taken its hook off again
+    own = module.__dict__.get("forward")  # the class's own once accelerate has taken its hook off again
     if type(module) is not kind or any(hooks) or (own and getattr(own, "__func__", None) is not kind.forward):
         return False
     # The last two are what exporters put in the place of parameters.
