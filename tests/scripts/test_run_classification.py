@@ -525,8 +525,10 @@ def test_a_head_goes_on_with_its_own_labels(run, files, tmp_path):
     assert not torch.equal(fresh.classifier.output.weight, model.classifier.output.weight)
 
 
-def test_the_card_of_a_computed_head_speaks_of_no_training(run, files):
+def test_the_card_of_a_computed_head_speaks_of_no_training(run, files, caplog):
+    caplog.set_level("INFO")
     folder = run("--train_file", files / "train.csv", "--fit_head", "--baseline", "frozen")
+    assert [line for line in caplog.messages if line.startswith("Recipe:") and "; no training step, seed" in line]
     card = (folder / "README.md").read_text()
     assert "as it was, below a head that was computed from train.csv" in card
     assert "fine-tuned" not in card.partition("\n# ")[2].partition("\n## ")[0]

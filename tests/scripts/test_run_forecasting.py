@@ -374,6 +374,8 @@ def test_the_best_of_a_search_is_reported_and_not_their_mean(run, tmp_path):
         (["--config_overrides", "num_harmonix=3"], "`num_harmonix=3` is not field=value with a field"),
         (["--config_overrides", "prediction_length=3"], "has a flag of its own"),
         (["--prediction_length", "6", "9", "--resume_from_checkpoint", "x"], "names one horizon's; give one"),
+        # A checkpoint has one horizon, whatever its series is told at.
+        (["--prediction_length", "6", "9", "--push_to_hub", "--model_name_or_path", "x"], "cannot reach the Hub as a"),
         (["--prediction_length", "6", "9", "--push_to_hub"], "--push_to_hub pushes one model; give one --prediction"),
         (["--learning_rate_decay", "2"], "--learning_rate_decay is 2; it must lie between 0 and 1"),
         (["--num_plots", "-3"], "--num_plots is -3; it must be at least 0"),
