@@ -719,7 +719,7 @@ def test_books_are_attributed_by_encoders_that_stay_as_they_are(tmp_path, monkey
     }
     for name, content in files.items():
         (tmp_path / name).write_text(content)
-    table = TABLES["authorship_frozen"]
+    table = TABLES["authorship_frozen_512"]
     stages = [
         replace(stage, runs=str(tmp_path / f"{name}.txt"), recipes=(str(tmp_path / f"{name}.yaml"),))
         for stage, name in zip(table.stages, ("first", "second"), strict=True)
@@ -728,21 +728,29 @@ def test_books_are_attributed_by_encoders_that_stay_as_they_are(tmp_path, monkey
     stages[0] = replace(stages[0], cases=tuple(cases))
     (case,) = stages[1].cases
     stages[1] = replace(stages[1], cases=(replace(case, flags=(*case.flags, "--excerpt_length", "64")),))
-    monkeypatch.setitem(TABLES, "authorship_frozen", replace(table, text="{data}.", stages=tuple(stages)))
+    monkeypatch.setitem(TABLES, "authorship_frozen_512", replace(table, text="{data}.", stages=tuple(stages)))
     flags = ["--train_file", tmp_path / "train" / "*.txt", "--test_file", tmp_path / "test" / "*.txt"]
     flags += ["--cache_dir", tmp_path / "cache", "--vocab_size", 60, "--seeds", 0, 1]
     flags += ["--output_dir", tmp_path / "out", "--results_dir", tmp_path / "results"]
-    monkeypatch.setattr(sys, "argv", ["reproduce.py", "authorship_frozen", *map(str, flags)])
+    monkeypatch.setattr(sys, "argv", ["reproduce.py", "authorship_frozen_512", *map(str, flags)])
     reproduce.main()
-    markdown = (tmp_path / "results" / "authorship_frozen.md").read_text()
+    markdown = (tmp_path / "results" / "authorship_frozen_512.md").read_text()
     titles = [measure.title for stage in table.stages for measure in stage.measures]
     assert cells(markdown, "") == [title for title in titles if title != "steps of it"]  # the same for all, one
     assert cells(markdown, "TF-IDF")[2:] == ["100.0", "100.0", "-", "-"]
     for row in ("ours", "ModernBERT"):
         assert "-" not in cells(markdown, row)
-    computed = read_metrics(tmp_path / "out" / "authorship" / "frozen" / "ours-4096-1")
+    computed = read_metrics(tmp_path / "out" / "authorship" / "frozen" / "ours-512-1")
     assert computed["test_baselines"]["frozen encoder"]["accuracy"] == computed["test_accuracy"]
     assert not {"train_runtime", "learning_rate"} & computed.keys()
+
+
+def test_longer_excerpts_are_for_encoders_that_grow():
+    rows = {name: set(TABLES[name].stages[-1].rows()) for name in TABLES if name.startswith("authorship_frozen")}
+    assert rows["authorship_frozen"] == rows["authorship_frozen_2048"] == {"SKTformer", "SKTformer-best", "ModernBERT"}
+    assert rows["authorship_frozen_512"] > {"BERT", "Nystromformer", "FNet", "Longformer"}
+    folders = [TABLES[name].stages[-1].cases[0].key for name in rows]
+    assert len(set(folders)) == len(rows)  # they share their pre-trainings, and no other run
 
 
 def test_tables_are_not_published_unless_a_folder_is_named():

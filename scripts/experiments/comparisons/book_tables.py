@@ -10,6 +10,8 @@ from experiments.glue.table import MAJORITY
 
 TFIDF = "TF-IDF"
 FROZEN = "frozen encoder"
+# Books whose authors stand first in the names of their files.
+_LABELLED = ("--do_train", "--do_eval", "--do_predict", "--label_from_file_name", "^([^_]+)_")
 _SHORT = frontier_case(512, minutes=5.0)
 # The learning rate that the frontier has chosen for every row, of whom those that say one keep theirs.
 _BOOKS = replace(
@@ -29,9 +31,8 @@ _BOOKS = replace(
 
 
 def _excerpts(length: int, most: int, batch: int, max_steps: int) -> Case:
-    """Books whose authors stand first in the names of their files, in at most so many excerpts each."""
-    flags = ["--do_train", "--do_eval", "--do_predict", "--label_from_file_name", "^([^_]+)_"]
-    flags += ["--excerpt_length", str(length), "--max_excerpts_per_document", str(most)]
+    """Books in at most so many excerpts each."""
+    flags = [*_LABELLED, "--excerpt_length", str(length), "--max_excerpts_per_document", str(most)]
     flags += ["--per_device_train_batch_size", str(batch), "--per_device_eval_batch_size", str(2 * batch)]
     return Case(f"{length:,} tokens", str(length), tuple(flags), max_steps)
 
@@ -73,19 +74,31 @@ _AUTHORSHIP_LONG = replace(
         _right("books by excerpts of 4,096", "document_accuracy"),
     ),
 )
-_READ = ("--do_train", "--do_eval", "--do_predict", "--label_from_file_name", "^([^_]+)_", "--excerpt_length", "4096")
-_AUTHORSHIP_FROZEN = replace(
-    _AUTHORSHIP_LONG,
-    folder="authorship/frozen",
-    runs="authorship_frozen.txt",
-    recipes=("classification/base.yaml", "classification/frozen_encoder.yaml"),
-    cases=(Case("4,096 tokens", "4096", (*_READ, "--per_device_eval_batch_size", "4")),),
-    measures=(
-        *_AUTHORSHIP_LONG.measures,
-        Measure("all layers, excerpts right (%)", f"test_baselines.{FROZEN}.accuracy", "highest", ".1f", 100),
-        Measure("all layers, books right (%)", f"test_baselines.{FROZEN}.document_accuracy", "highest", ".1f", 100),
-    ),
-)
+
+
+def _right_frozen(what: str, key: str) -> Measure:
+    return Measure(f"all layers, {what} right (%)", f"test_baselines.{FROZEN}.{key}", "highest", ".1f", 100)
+
+
+def _frozen(length: int) -> Stage:
+    """Encoders as they are, of which most read no more tokens than their pre-training had."""
+    flags = (*_LABELLED, "--excerpt_length", str(length), "--per_device_eval_batch_size", str(16384 // length))
+    return replace(
+        _AUTHORSHIP,
+        folder="authorship/frozen",
+        runs="authorship_frozen.txt",
+        only=None if length == 512 else ("SKTformer", "SKTformer-best", "ModernBERT"),
+        recipes=("classification/base.yaml", "classification/frozen_encoder.yaml"),
+        cases=(Case(f"{length:,} tokens", str(length), flags),),
+        measures=(
+            _right(f"excerpts of {length:,} tokens", "accuracy"),
+            _right(f"books by excerpts of {length:,}", "document_accuracy"),
+            _right_frozen("excerpts", "accuracy"),
+            _right_frozen("books", "document_accuracy"),
+        ),
+    )
+
+
 # How a head reads a sequence, and at which rate it learns: no comparison of models, and so of equal steps.
 _EVALUATED = ("--max_eval_samples", "200", "--per_device_eval_batch_size", "16")
 _POOLING_STARTS = replace(
@@ -116,6 +129,35 @@ _FINE_TUNING_RATE = (
 )
 _WORDS = f"- {TFIDF}: logistic regression on the frequencies of words and pairs of words in excerpts of that length."
 _HELD_OUT = "- What is held out at one length is partly trained on at another; test books never are."
+_GROWN = (
+    "- An SKTformer of 512 tokens is lengthened, and ModernBERT reads positions by rotation; the others of [the "
+    "table of 512 tokens](authorship_frozen_512.md) cannot grow. No model has seen that length in pre-training."
+)
+
+
+def _frozen_table(length: int, note: str) -> Table:
+    return Table(
+        f"Authorship by excerpts of {length:,} tokens, with encoders that stay as they are",
+        "Each model is pre-trained with every seed on whole books for {minutes:g} minutes, in steps of 4,096 tokens, "
+        "512 a sequence: as many steps as a row takes in this time, with a schedule of that length. Its head is then "
+        f"computed from all excerpts of {length:,} tokens of each of these books, and no step is taken "
+        "(`--fit_head`). Excerpts of test books are attributed, and a book by the mean of the probabilities of its "
+        "excerpts. {data}.",
+        (_BOOKS, _frozen(length)),
+        (
+            _RATE,
+            "- The head is a linear classifier of what it reads: of SKTformer mean and standard deviation of all "
+            'layers over the tokens (`classifier_pooling="layers"`), of ModernBERT what its head makes of the mean of '
+            'the last. Columns "all layers" have the same classifier of the same statistics for every row '
+            "(`--baseline frozen`).",
+            "- Its form, logistic regression on features that are whitened within labels with a tenth of the identity "
+            "in their covariance, was settled by training books that were left out, with the scores of test books of "
+            "one encoder in view, which flatters it.",
+            _WORDS,
+            note,
+            HOW_TIMED,
+        ),
+    )
 
 
 TABLES = {
@@ -155,28 +197,12 @@ TABLES = {
             _HELD_OUT,
         ),
     ),
-    "authorship_frozen": Table(
-        "Authorship by long excerpts, with encoders that stay as they are",
-        "Each model is pre-trained with every seed on whole books for {minutes:g} minutes, in steps of 4,096 tokens, "
-        "512 a sequence: as many steps as a row takes in this time, with a schedule of that length. Its head is then "
-        "computed from all excerpts of 4,096 tokens of each of these books, and no step is taken (`--fit_head`). "
-        "Excerpts of test books are attributed, and a book by the mean of the probabilities of its excerpts. {data}.",
-        (_BOOKS, _AUTHORSHIP_FROZEN),
-        (
-            _RATE,
-            "- The head is a linear classifier of what it reads: of SKTformer mean and standard deviation of all "
-            'layers over the tokens (`classifier_pooling="layers"`), of ModernBERT what its head makes of the mean of '
-            'the last. Columns "all layers" have the same classifier of the same statistics for every row '
-            "(`--baseline frozen`).",
-            "- Its form, logistic regression on features that are whitened within labels with a tenth of the identity "
-            "in their covariance, was settled by training books that were left out, with the scores of test books of "
-            "one encoder in view, which flatters it.",
-            _WORDS,
-            "- An SKTformer of 512 tokens is lengthened, and ModernBERT reads positions by rotation. No model has "
-            "seen that length in pre-training.",
-            HOW_TIMED,
-        ),
+    "authorship_frozen_512": _frozen_table(
+        512,
+        "- The heads of the others read the first token, through a layer that pre-training has not trained.",
     ),
+    "authorship_frozen_2048": _frozen_table(2048, _GROWN),
+    "authorship_frozen": _frozen_table(4096, _GROWN),
     "pooling": Table(
         "Pooling: what a classifier reads of a sequence",
         "Models pre-trained on books with every seed, 1,500 steps of 8 sequences of 512 tokens, then fine-tuned with "
