@@ -156,6 +156,7 @@ def train(
             metrics["step_multiply_adds"] = counted * progress.global_batch(training) / batch_size
     metrics |= {
         **(trainer.last_evaluation() or trainer.evaluate()),
+        "step": trainer.state.global_step,
         "unigram_loss": blocks.unigram_loss,
         "unigram_perplexity": math.exp(blocks.unigram_loss),
         "parameters": get_model_param_count(model),

@@ -50,7 +50,7 @@ def main() -> None:
         raise UserError("Nothing is trained: add --do_train, or name a model with --model_name_or_path.")
 
     # Everything that can be wrong with the arguments is found before the folder is touched.
-    with training.main_process_first(local=False):  # data that have to be made are made once
+    with training.main_process_first(local=False):  # data that are made and cached are made once
         parts = load_parts(arguments)
     job = make_job(command, parts)
     check_job(folder, job.identity, training, command.paths())

@@ -193,9 +193,9 @@ def parse_command(
         recipe = load_recipe(path)
         if unknown := sorted(set(recipe) - names):
             raise UserError(f"{path}: no such flag: {', '.join(unknown)}. See --help for the flags.")
-        merged = merge_recipes(_without_rivals(merged, path, recipe), recipe)
+        merged = merge_recipes(without_rivals(merged, path, recipe), recipe)
     typed = flag_values(flags)
-    merged, notes = _without_rivals(merged, "The command line", typed), []
+    merged, notes = without_rivals(merged, "The command line", typed), []
     for key in () if torch.accelerator.is_available() else _PRECISIONS:
         if merged.pop(key, False) and key not in typed:
             notes.append(f"The recipe asks for {key}, which needs an accelerator: training in float32.")
@@ -263,7 +263,7 @@ def join_overrides(earlier: Mapping[str, Any], source: Mapping[str, Any]) -> dic
     return {_OVERRIDES: ",".join(fields.values())} if len(parts) == 2 else {}
 
 
-def _without_rivals(earlier: dict[str, Any], name: str, source: dict[str, Any]) -> dict[str, Any]:
+def without_rivals(earlier: dict[str, Any], name: str, source: dict[str, Any]) -> dict[str, Any]:
     """What earlier sources say, without that which the source `name` contradicts."""
     contradicted: set[str] = set()
     for rivals in RIVALS:

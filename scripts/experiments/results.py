@@ -86,7 +86,7 @@ def command_line() -> str:
     script = Path(sys.argv[0]).resolve()
     name = script.relative_to(ROOT) if script.is_relative_to(ROOT) else script.name
     command = shlex.join(["python", str(name), *sys.argv[1:]])
-    return re.sub(r"(--hub[_-]token[ =])\S+", r"\1$HF_TOKEN", command)  # nobody's business
+    return re.sub(r"(--hub[_-]token[ =])[^\s'\"]+", r"\1$HF_TOKEN", command)  # nobody's business
 
 
 def describe_environment(device: str | None = None) -> dict[str, Any]:

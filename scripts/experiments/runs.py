@@ -10,9 +10,10 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor, as_completed, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,9 @@ class Run:
     @property
     def mark(self) -> str:
         """What the log of a finished run ends with: a digest of its arguments and of when what they name changed."""
-        words = [word.rpartition("=")[2] for word in self.arguments if not word.startswith("--cache_dir=")]
+        cache = "--cache_dir"
+        read = [w for before, w in pairwise(["", *self.arguments]) if cache not in (before, w.partition("=")[0])]
+        words = [word.rpartition("=")[2] for word in read]
         named = [path for word in words for path in glob.glob(os.path.expanduser(word), recursive=True)]
         named += [base for path in named if path.endswith(".yaml") for base in recipes_behind(path)[:-1]]
         # Whoever looks into the folder of a finished run touches its .lock.
@@ -164,6 +167,10 @@ def execute_runs(
             for finished in as_completed(started):
                 finished.result()
                 bar.update()
+        except Exception:
+            has_failed.set()
+            wait(started)  # here, where a signal still reaches what runs
+            raise
         finally:
             has_failed.set()  # as where it is interrupted
 

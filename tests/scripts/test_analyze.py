@@ -6,9 +6,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from transformers import BertConfig, BertForMaskedLM
 
 import analyze
+from experiments.analyses import lengthening
 from experiments.arguments import UserError
 from experiments.comparisons import report
 from experiments.comparisons.execution import Outcome
@@ -66,6 +68,23 @@ def test_lengthening_is_measured_by_both_rules(tmp_path, run, capsys):
         (tmp_path / "ours" / Path(file).name).unlink()
     run("--model_name_or_path", tmp_path / "ours", "--tokenizer_name", tmp_path / "words", "--factors", 2)
     assert json.loads((tmp_path / "results" / "lengthening.json").read_text())["rows"] == results["rows"]
+
+
+def test_checkpoints_in_half_precision_are_measured_in_single(tmp_path, run, monkeypatch):
+    config = SKTformerConfig(**SIZES, max_position_embeddings=16, num_segments=2, num_landmark_features=2)
+    types = set()
+    evaluate = lengthening.MaskedLMTrainer.evaluation_loop
+
+    def note_type(trainer, *args):
+        types.add(trainer.model.dtype)
+        return evaluate(trainer, *args)
+
+    monkeypatch.setattr(lengthening.MaskedLMTrainer, "evaluation_loop", note_type)
+    model = SKTformerForMaskedLM(config)
+    model.bfloat16()
+    ours = save(tmp_path / "ours", model)
+    run("--model_name_or_path", ours, "--factors", 2)
+    assert types == {torch.float32}
 
 
 def test_what_cannot_be_lengthened_is_refused(tmp_path, run, monkeypatch):

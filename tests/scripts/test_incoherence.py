@@ -93,6 +93,25 @@ def test_what_cannot_be_measured_is_refused_before_training(flags, message, tmp_
 
 
 @pytest.mark.slow
+def test_tasks_may_have_models_of_different_depths(tmp_path):
+    values = {f"layer {n}, rank 4, {stage}": np.arange(1.0, 4.0) for n in (1, 2) for stage in analysis.STAGES}
+    shallow = {name: of for name, of in values.items() if name.startswith("layer 1")}
+    facts = {"length": 8, "test_examples": 3, "source": "a seed"}
+    text = analysis.write_report(
+        tmp_path / "incoherence",
+        {"A": values, "B": shallow},
+        {"A": facts, "B": facts},
+        {"A": {"rank 4, before": 2.5}, "B": {}},
+        [2],
+    )
+    rows = [line.split("|")[1:3] for line in text.splitlines() if line.startswith(("| A ", "| B "))]
+    assert [[cell.strip() for cell in row] for row in rows] == [
+        ["A", "layer 1, rank 4"],
+        ["A", "layer 2, rank 4"],
+        ["B", "layer 1, rank 4"],
+    ]
+
+
 def test_the_analysis_trains_measures_and_draws(tmp_path, monkeypatch, capsys):
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
     flags = f"--use_cpu --model_config={json.dumps(json.dumps(sizes))} --num_generated 100 --max_steps 2"

@@ -277,8 +277,16 @@ def test_time_is_spent_on_as_many_steps_as_it_holds(make, stage, tmp_path):
     (timed,) = (tmp_path / "out").rglob("ours-books-timed-100-0.001-100/metrics.json")
     known = timed.read_text()
     timed.write_text(known.replace('"device": "d"', '"device": "another"'))
-    with pytest.raises(UserError, match=r"Steps of ours were timed on another and taken on d; .* or delete .*first"):
+    with pytest.raises(
+        UserError, match=r"ours were timed on another, .*taken on d, 1 thread\(s\); .* or delete .*first"
+    ):
+        make([replace(stage, cases=cases, search_steps=10)], "--rows", "ours")
+    timed.write_text(known.replace('"threads": 1', '"threads": 2'))
+    with pytest.raises(UserError, match=r"timed by different means \(ours on d, 2 thread\(s\), theirs on d, 1 thread"):
         make([replace(stage, cases=cases, search_steps=10)])
+    timed.write_text(timed.read_text().replace('"device"', '"is_gpu": true, "device"'))
+    with pytest.raises(UserError, match=r"Steps of ours were timed on d and taken on d, 1 thread"):
+        make([replace(stage, cases=cases, search_steps=10)], "--rows", "ours")
     timed.write_text(json.dumps({k: v for k, v in json.loads(timed.read_text()).items() if "time" not in k}))
     with pytest.raises(UserError, match=r"ours-books-timed-100-0.001-100 was cut short .* no time; delete it"):
         make([replace(stage, cases=cases, search_steps=10)])
@@ -430,9 +438,25 @@ def test_a_second_stage_starts_from_the_runs_of_the_first(make, stage, tmp_path)
         make([stage, second])
 
 
+def test_what_starts_from_runs_of_another_budget_has_another_folder(make, stage, tmp_path):
+    (tmp_path / "more.txt").write_text("--run_name tuned --model_name_or_path ours\n")
+    first = replace(stage, cases=(Case("half a minute", minutes=0.5),))
+    second = replace(stage, folder="second", runs=str(tmp_path / "more.txt"), cases=stage.cases[:1], learning_rates=())
+    for minutes in ((), ("--minutes", 2), ()):
+        make([first, second], "--seeds", 0, "--learning_rates", 0.01, *minutes)
+    starts = {path.name: read_metrics(path)["started_from"] for path in (tmp_path / "out" / "second").glob("*-0*min")}
+    starts |= {path.name: read_metrics(path)["started_from"] for path in (tmp_path / "out" / "second").glob("*-0")}
+    assert {name: Path(start).name for name, start in starts.items()} == {
+        "tuned-100-0": "ours-0.5min-0.01-0",
+        "tuned-100-0-after-2min": "ours-2min-0.01-0",
+    }
+
+
 def test_nothing_is_run_for_rows_that_are_left_out(make, stage, tmp_path):
     (tmp_path / "more.txt").write_text("--run_name tuned --model_name_or_path ours\n--run_name scratch\n")
     second = replace(stage, folder="second", runs=str(tmp_path / "more.txt"), learning_rates=())
+    with pytest.raises(UserError, match="no row ours; its rows are tuned, scratch"):
+        make([stage, second], "--seeds", 0, "--rows", "ours")
     text, _ = make([stage, second], "--seeds", 0, "--rows", "scratch")
     assert not (tmp_path / "out" / "first").exists()
     assert cells(text, "scratch")
@@ -458,6 +482,11 @@ def test_nothing_is_run_for_rows_that_are_left_out(make, stage, tmp_path):
         (["--run_flags=--search"], "leave --search out; a run is one model"),
         (["--run_flags=--seed 3"], "leave --seed out; --seeds of this command"),
         (["--run_flags=--output_dir x"], "leave --output_dir out; --output_dir of this command"),
+        (
+            ["--run_flags=--hub-token hf_a"],
+            "leave --hub_token out; the table would show it; set the variable HF_TOKEN",
+        ),
+        (["--run_flags=--gradient_accumulation_steps 2"], "--global_batch_size says how many sequences a step has"),
     ],
 )
 def test_flags_that_cannot_be_meant_are_refused(make, stage, flags, message):
@@ -465,10 +494,32 @@ def test_flags_that_cannot_be_meant_are_refused(make, stage, flags, message):
         make([stage], *flags)
 
 
-def test_passes_are_not_counted_in_steps():
-    arguments = ComparisonArguments(table="lra_image", run_flags="--max_steps 10")
+@pytest.mark.parametrize("name", ["lra_image", "forecasting_exchange"])  # whose recipes are those of rows
+def test_passes_are_not_counted_in_steps(name):
+    arguments = ComparisonArguments(table=name, run_flags="--max_steps 10")
     with pytest.raises(UserError, match="leave --max_steps out; the table counts passes, which --num_train_epochs"):
-        TABLES["lra_image"].with_arguments(arguments)
+        TABLES[name].with_arguments(arguments)
+
+
+def test_a_later_recipe_takes_the_place_of_what_it_contradicts():
+    recipe = TABLES["glue"].stages[1].recipe()
+    assert recipe["max_steps"] == 800
+    assert "num_train_epochs" not in recipe
+
+
+def test_every_training_has_as_many_sequences_a_step_on_any_number_of_devices():
+    for name, table in TABLES.items():
+        for stage in table.stages:
+            for case in stage.cases:
+                flags = flag_values(case.flags)
+                recipe = stage.recipe()
+                assert "fit_head" in recipe or {*flags, *recipe} & {"global_batch_size"}, (name, case.title)
+
+
+def test_rows_are_those_of_the_table_and_not_of_its_file():
+    arguments = ComparisonArguments(table="authorship_frozen", rows=["BERT"])
+    with pytest.raises(UserError, match="no row BERT; its rows are SKTformer, SKTformer-best, ModernBERT"):
+        TABLES["authorship_frozen"].with_arguments(arguments)
 
 
 @pytest.mark.parametrize("search_steps", [None, 1000])
@@ -543,7 +594,7 @@ def small_glue(tmp_path, monkeypatch):
             {**shared, "config_name": "sktformer-tiny", "max_seq_length": 32, "full_blocks_only": True}
             | {"eval_strategy": "steps", "eval_steps": 0.5, "global_batch_size": 8, "learning_rate": 1e-3}
         ),
-        "second.yaml": yaml.safe_dump({**shared, "max_seq_length": 32, "max_steps": 6}),
+        "second.yaml": yaml.safe_dump({**shared, "max_seq_length": 32, "max_steps": 6, "global_batch_size": 8}),
         "first.txt": f"--run_name ours --config_overrides {small}\n"
         f"--run_name ModernBERT --model_type modernbert --config_overrides {small}\n",
         "second.txt": "--run_name ours --model_name_or_path ours\n--run_name BERT --model_name_or_path ModernBERT\n"
@@ -736,8 +787,9 @@ def test_books_are_attributed_by_encoders_that_stay_as_they_are(tmp_path, monkey
     reproduce.main()
     markdown = (tmp_path / "results" / "authorship_frozen_512.md").read_text()
     titles = [measure.title for stage in table.stages for measure in stage.measures]
-    assert cells(markdown, "") == [title for title in titles if title != "steps of it"]  # the same for all, one
-    assert cells(markdown, "TF-IDF")[2:] == ["100.0", "100.0", "-", "-"]
+    assert cells(markdown, "") == titles
+    assert cells(markdown, "ours")[2] == "1"  # that fits into the time
+    assert cells(markdown, "TF-IDF")[3:] == ["100.0", "100.0", "-", "-"]
     for row in ("ours", "ModernBERT"):
         assert "-" not in cells(markdown, row)
     computed = read_metrics(tmp_path / "out" / "authorship" / "frozen" / "ours-512-1")

@@ -160,11 +160,12 @@ def test_recipes_behind_a_recipe_are_looked_at(make_run, tmp_path):
     assert count(run) == 2
 
 
-def test_what_is_prepared_in_the_meantime_changes_no_run(make_run, tmp_path):
+@pytest.mark.parametrize("form", ["--cache_dir={}", "--cache_dir {}"])
+def test_what_is_prepared_in_the_meantime_changes_no_run(make_run, tmp_path, form):
     prepared = tmp_path / "cache" / "blocks"
     prepared.parent.mkdir()
     prepared.write_text("x")
-    run = make_run("a", f"--cache_dir={prepared.parent}")
+    run = make_run("a", *form.format(prepared.parent).split())
     execute(run)
     os.utime(prepared, ns=(1, 1))
     execute(run)
@@ -223,6 +224,20 @@ def test_what_is_terminated_ends_its_runs(tmp_path, make_run):
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "child").read_text()), 0)
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_what_is_terminated_after_a_failure_ends_what_ran_beside_it(tmp_path, make_run):
+    (tmp_path / "script.py").write_text(
+        "import os, signal, sys, time; from pathlib import Path\n"
+        "if '--fail' in sys.argv: sys.exit('script.py: error: it is broken')\n"
+        f"Path({str(tmp_path)!r}, 'child').write_text(str(os.getpid()))\n"
+        "time.sleep(3); os.kill(os.getppid(), signal.SIGTERM); time.sleep(60)\n"
+    )
+    with pytest.raises(SystemExit) as stopped:
+        execute_runs([make_run("a"), make_run("b", "--fail")], [sys.executable, "-S"], "title", at_once=2)
+    assert stopped.value.code == 128 + signal.SIGTERM
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "child").read_text()), 0)
 
 
 def test_a_second_signal_to_end_does_not_disturb_the_end():

@@ -163,11 +163,10 @@ def write_report(
 ) -> str:
     """Write a table, the values and a picture of them; gives the Markdown."""
     environment, command = results.describe_environment(), results.command_line()
-    cases = list(dict.fromkeys(name.rpartition(", ")[0] for values in measured.values() for name in values))
     header = ["", "layer and rank", *(f"{stage}{paper}" for paper in ("", ", paper") for stage in STAGES)]
     rows = []
     for task, values in measured.items():
-        for case in cases:
+        for case in dict.fromkeys(name.rpartition(", ")[0] for name in values):  # tasks may differ in depth
             found = [values[f"{case}, {stage}"] for stage in STAGES]
             paper = [published[task].get(f"{case.partition(', ')[2]}, {stage}") for stage in STAGES]
             cells = [f"{v.mean():.2f} ± {v.std(ddof=1):.2f}" for v in found]

@@ -10,7 +10,7 @@ from transformers.utils import logging
 
 from experiments import results
 from experiments.arguments import UserError, flag
-from experiments.models import ModelArguments, build_masked_lm, load_tokenizer
+from experiments.models import TRAINED_DTYPE, ModelArguments, build_masked_lm, load_tokenizer
 from experiments.text.blocks import MASKED_LM_TOKENS
 from experiments.text.corpus import CorpusArguments, load_corpus
 from experiments.text.masked_lm import MaskedLMTrainer, MaskingCollator, mask_once
@@ -53,7 +53,7 @@ def analyze(
         raise UserError("There is no text to evaluate on; give --validation_file.")
 
     def evaluate(model_length: int, extension: str, input_length: int) -> float:
-        lengthened = SKTformerForMaskedLM.from_pretrained(name)
+        lengthened = SKTformerForMaskedLM.from_pretrained(name, dtype=TRAINED_DTYPE)
         if model_length != length:
             lengthened.resize_position_embeddings(model_length, extension)
         blocks = [prepare_blocks(source, tokenizer, input_length, corpus.cache_dir) for source in corpus.validation]

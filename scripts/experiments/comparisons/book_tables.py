@@ -107,12 +107,13 @@ _POOLING_STARTS = replace(
     cases=(replace(_BOOKS.cases[0], flags=(*_BOOKS.cases[0].flags, *_EVALUATED), minutes=None, max_steps=1500),),
     measures=_BOOKS.measures[:2],
 )
+_FEW_TEXTS = tuple("--task_name sst2 --max_train_samples 4000 --global_batch_size 32 --save_strategy no".split())
 _POOLING = replace(
     GLUE,
     folder="pooling/fine-tuning",
     runs="pooling.txt",
     recipes=("glue/base.yaml",),
-    cases=(Case("SST-2", "sst2", ("--task_name", "sst2", "--max_train_samples", "4000", "--save_strategy", "no")),),
+    cases=(Case("SST-2", "sst2", _FEW_TEXTS),),
     measures=(replace(GLUE.measures[0], title="accuracy (%)"),),
     search_steps=None,
     rate_case=None,
@@ -206,9 +207,8 @@ TABLES = {
     "pooling": Table(
         "Pooling: what a classifier reads of a sequence",
         "Models pre-trained on books with every seed, 1,500 steps of 8 sequences of 512 tokens, then fine-tuned with "
-        "the same seed on the first 4,000 texts of SST-2: {1[num_train_epochs]} epochs of "
-        "{1[per_device_train_batch_size]} texts a batch, by the first token or the mean over all "
-        "(`classifier_pooling`). {data}.",
+        "the same seed on the first 4,000 texts of SST-2: {1[num_train_epochs]} epochs of 32 "
+        "texts a batch, by the first token or the mean over all (`classifier_pooling`). {data}.",
         (_POOLING_STARTS, _POOLING),
         (f"- {MAJORITY}: the commonest label of the training part for every text.", _RATE),
     ),

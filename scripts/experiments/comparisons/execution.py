@@ -26,7 +26,7 @@ class Outcome:
 
 # By row and key of the case.
 Outcomes: TypeAlias = dict[tuple[str, str], Outcome]
-# Likewise: milliseconds of a step, and the device that they were measured on.
+# Likewise: milliseconds of a step, and the device and threads that it was measured with.
 Times: TypeAlias = dict[tuple[str, str], tuple[float, str]]
 
 
@@ -124,7 +124,11 @@ class _StageRuns:
             metrics = read_json(run.result)
             if "step_time_ms" not in metrics:
                 raise UserError(f"{run.folder} was cut short behind its last step, and measured no time; delete it.")
-            times[key] = metrics["step_time_ms"], metrics["environment"]["device"]
+            times[key] = metrics["step_time_ms"], _means(metrics)
+        if len({means for _, means in times.values()}) > 1:
+            found = ", ".join(f"{name} on {means}" for (name, _), (_, means) in times.items())
+            remedy = f"give all of them as many threads, or delete {next(iter(runs.values())).folder.parent}"
+            raise UserError(f"Steps were timed by different means ({found}), which cannot be compared; {remedy}.")
         return times
 
     def run_seeds(self, outcomes: Outcomes, times: Times) -> None:
@@ -139,10 +143,10 @@ class _StageRuns:
             key, metrics = (name, case_key), read_json(run.result)
             if key in times:
                 # What chose the steps is what the table says, whatever ran beside the training.
-                time, device = times[key]
-                if device != (trained := metrics["environment"]["device"]):
+                time, means = times[key]
+                if means != (trained := _means(metrics)):
                     remedy = f"choose another --output_dir, or delete {run.folder.parent}"
-                    raise UserError(f"Steps of {name} were timed on {device} and taken on {trained}; {remedy}.")
+                    raise UserError(f"Steps of {name} were timed on {means} and taken on {trained}; {remedy}.")
                 metrics["step_time_ms"] = time
             outcomes[key].folders.append(run.result.parent)
             outcomes[key].metrics.append(metrics)
@@ -155,7 +159,9 @@ class _StageRuns:
             first, *_ = seeds = self.arguments.seeds
             checkpoint = start.folders[seeds.index(seed) if seed in seeds else 0]
             row = [*_without_flag(row, "model_name_or_path"), "--model_name_or_path", str(checkpoint)]
-            started_from = "" if seed in seeds else f"from-{first}"
+            # With the budget of the table every start has one name; another budget makes others.
+            budget = f"after-{self.arguments.minutes:g}min" if self.arguments.minutes else ""
+            started_from = "-".join(filter(None, (budget, "" if seed in seeds else f"from-{first}")))
         recipes = [str(CONFIGURATION / path) for path in self.stage.recipes]
         flags = ["--recipe", *recipes] if recipes else []
         flags += recipe_to_flags({flag: value for flag, value in self.given.items() if flag in self.stage.data})
@@ -175,6 +181,13 @@ class _StageRuns:
     ) -> None:
         launcher = choose_launcher(self.arguments.launcher)
         execute_runs(list(dict.fromkeys(runs)), launcher, title, tolerated, at_once or self.arguments.parallel_runs)
+
+
+def _means(metrics: Mapping[str, Any]) -> str:
+    """What the steps of a run were taken with; a processor's threads, which do not matter where a GPU computes."""
+    environment = metrics["environment"]
+    threads = "" if environment.get("is_gpu") else f", {environment['threads']} thread(s)"
+    return f"{environment['device']}{threads}"
 
 
 def _without_flag(flags: Sequence[str], name: str) -> list[str]:

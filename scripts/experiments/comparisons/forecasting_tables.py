@@ -14,6 +14,7 @@ def _forecasting(task: str) -> Table:
         rows += [(name, f"published.{name}.{key}") for name in benchmark.published]
         return Measure(title, f"eval_test_{key}", "lowest", format=".4f", baselines=tuple(rows))
 
+    flags = ("--task_name", task, "--global_batch_size", "32")  # of the recipes, on any number of devices
     stage = Stage(
         folder=f"forecasting-{task}",
         script="run_forecasting.py",
@@ -21,7 +22,7 @@ def _forecasting(task: str) -> Table:
         recipes=(),
         data=("data_dir",),
         cases=tuple(
-            Case(f"{horizon} steps", str(horizon), ("--task_name", task, "--prediction_length", str(horizon)))
+            Case(f"{horizon} steps", str(horizon), (*flags, "--prediction_length", str(horizon)))
             for horizon in benchmark.horizons
         ),
         measures=(errors("MAE", "mae"), errors("", "mse")),

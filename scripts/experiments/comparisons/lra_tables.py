@@ -96,7 +96,7 @@ def _curves(task: str, num_steps: int, is_whole: bool = False) -> Table:
     stage = replace(_stage(task, folder, runs, (*measures, *_costs(rows)), (case,)), learning_rates=rates)
     curve = Curve("test accuracy", "eval_test_accuracy", "accuracy (%)", 100, baselines=tuple(rows.items()))
     timed = replace(curve, against="minutes of training", baselines=())
-    table = _table(task, "learning curves", replace(stage, curves=(curve, timed)))
+    table = _table(task, f"learning curves, {num_steps:,} steps", replace(stage, curves=(curve, timed)))
     return replace(table, notes=(note, *table.notes))
 
 
@@ -106,7 +106,9 @@ def _noise() -> Table:
     measure = _accuracy("", rows=tuple((name, f"published.noise.{name}") for name in NOISES))
     cases = tuple(Case(f"noise {a}", f"noise-{a}", ("--noise", str(a)), max_steps=5000) for a in amplitudes)
     stage = _stage("image", "noise", "lra_noise", (*_costs(NOISES), measure), cases)
-    return _table("image", "noise on the pixels", replace(stage, rate_case=0, has_mean=True, label="accuracy (%)"))
+    stage = replace(stage, rate_case=0, has_mean=True, label="accuracy (%)")
+    table = _table("image", "noise on the pixels", stage)
+    return replace(table, text=f"{cases[0].max_steps:,} steps, {table.text}")
 
 
 def _analysis(task: str, runs: str, title: str) -> Table:
@@ -125,8 +127,9 @@ def _self_pretraining(task: str) -> Table:
     table = _table(task, "masked self-pretraining on its own training inputs", *stages)
     # As in Table 1, a training cut short has to be seen.
     passes = (
-        "{0[num_train_epochs]} passes of self-pretraining over the training part, without labels, which rows from "
-        "scratch go without; then {1[num_train_epochs]} passes with labels, "
+        "{0[num_train_epochs]} passes of self-pretraining over the training part, without labels, as "
+        "`configuration/lra/self_pretraining.yaml` says, which rows from scratch go without; then "
+        "{1[num_train_epochs]} passes with labels, "
     )
     return replace(table, text=passes + table.text)
 

@@ -15,6 +15,7 @@ from experiments.arguments import (
     recipes_behind,
     require_at_least,
     split_words,
+    without_rivals,
 )
 from experiments.run_folder import METRICS_FILE
 from experiments.runs import read_runs
@@ -144,24 +145,24 @@ class Stage:
         given = flag_values(self.run_flags).items()
         further = {name: True if value is None else int(value) if value.isdigit() else value for name, value in given}
         files = dict.fromkeys(file for path in self.recipes for file in recipes_behind(str(CONFIGURATION / path)))
-        for flags in (*map(load_recipe, files), further):
-            merged = merge_recipes(merged, flags)
+        for name, flags in (*((file, load_recipe(file)) for file in files), ("--run_flags", further)):
+            merged = merge_recipes(without_rivals(merged, name, flags), flags)
         return merged
+
+    def counts_passes(self) -> bool:
+        """Whether recipes, which may be those of single rows, say how long runs are."""
+        named = [recipe for row in self.rows().values() if (recipe := flag_values(row).get("recipe"))]
+        files = [file for path in named for file in recipes_behind(path)]
+        return any("num_train_epochs" in flags for flags in (self.recipe(), *map(load_recipe, files)))
 
     def choosing_case(self, case: Case) -> Case:
         """The case by which the learning rate of a case is chosen."""
         return case if self.rate_case is None else self.cases[self.rate_case]
 
     def rows(self) -> dict[str, tuple[str, ...]]:
-        """
-        The arguments of the rows by name; `{configuration}` is that folder, `{flag}` its value in the recipes.
-
-        Raises a `UserError` if one is asked for that is not there.
-        """
+        """The arguments of the rows by name; `{configuration}` is that folder, `{flag}` its value in the recipes."""
         values = {"configuration": CONFIGURATION, **self.recipe()}
         rows = read_runs(CONFIGURATION / "runs" / self.runs)
-        if lacking := [name for name in self.only or () if name not in rows]:
-            raise UserError(f"The table has no row {', '.join(lacking)}; its rows are {', '.join(rows)}.")
         kept = [name for name in rows if self.only is None or name in self.only]
         return {name: tuple(word.format_map(values) for word in rows[name]) for name in kept}
 
@@ -186,6 +187,9 @@ class Table:
         self._refuse(arguments, set(flag_values(run_flags)))
         stages = [replace(stage, run_flags=run_flags) for stage in self.stages]
         if arguments.rows is not None:
+            known = stages[-1].rows()
+            if lacking := [name for name in arguments.rows if name not in known]:
+                raise UserError(f"The table has no row {', '.join(lacking)}; its rows are {', '.join(known)}.")
             stages[-1] = replace(stages[-1], only=tuple(arguments.rows))
         if arguments.minutes:
             if not self.minutes:
@@ -203,6 +207,8 @@ class Table:
             "seed": "--seeds of this command says it",
             "seeds": "a run is one model, and --seeds of this command says how often there is one",
             "search": "a run is one model",
+            "gradient_accumulation_steps": "--global_batch_size says how many sequences a step has",
+            "hub_token": "the table would show it; set the variable HF_TOKEN",
         }
         if any(stage.learning_rates for stage in self.stages):
             refused["learning_rate"] = "each row has one of its own, of --learning_rates of this command"
@@ -211,7 +217,7 @@ class Table:
             raise UserError(f"The table {arguments.table} searches no learning rate; leave {what} out.")
         if any(case.max_steps or case.minutes for case in cases):
             refused |= dict.fromkeys(("max_steps", "num_train_epochs"), "the table says how long its runs are")
-        elif any("num_train_epochs" in stage.recipe() for stage in self.stages):
+        elif any(stage.counts_passes() for stage in self.stages):
             refused["max_steps"] = "the table counts passes, which --num_train_epochs changes"
         for name in refused:
             if name in further:

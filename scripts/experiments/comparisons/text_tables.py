@@ -81,7 +81,7 @@ TABLES = {
         "GLUE compared: small models, alike in all but the architecture",
         "Each model is pre-trained with every seed: 1,000 steps of {0[global_batch_size]} sequences of "
         "{0[max_seq_length]} tokens, the same tokenizer, text and schedule for all; then fine-tuned with that seed "
-        "on each task: {1[max_steps]} steps of {1[per_device_train_batch_size]} texts of at most {1[max_seq_length]} "
+        "on each task: {1[max_steps]} steps of {1[global_batch_size]} texts of at most {1[max_seq_length]} "
         "tokens, padded to the longest of each. Models of two layers after minutes of pre-training: the table says "
         "how they compare, and not what a trained model reaches. {data}.",
         (

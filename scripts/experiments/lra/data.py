@@ -28,7 +28,7 @@ class LraArguments:
     dataset_name: str | None = flag(None, "Its data on the Hub, in place of the usual ones (Image and Text).")
     dataset_revision: str | None = flag(None, "Their commit, tag or branch.")
     cache_dir: str | None = flag(None, f"Folder of data that are made (by default {CACHE}), or read from the Hub.")
-    num_generated: int | None = flag(None, "Examples to make where there are none: by default as many as published.")
+    num_generated: int | None = flag(None, "Examples to make: by default as many as published, of a stand-in 10,000.")
     generation_seed: int = flag(0, "Seed of what is made and of noise, whichever --seed trains.")
     min_length: int = flag(500, "ListOps: expressions have more symbols than this,")
     max_length: int = flag(2000, "and fewer than this.")
