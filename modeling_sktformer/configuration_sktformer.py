@@ -67,7 +67,7 @@ class SKTformerConfig(PreTrainedConfig):
             Whether forms and kernels are chosen for each batch, see [`SKTformerPreTrainedModel.set_kernels`].
         context_length (`int`):
             Time steps that a forecaster reads, [`SKTformerForPrediction`]; it takes the place of
-            `max_position_embeddings` there.
+            `max_position_embeddings` there, of which `num_landmark_tokens` may still not be more.
         prediction_length (`int`): Time steps that it forecasts.
         num_input_channels (`int`): Channels of its series.
         num_harmonics (`int`):

@@ -128,6 +128,7 @@ class SKTformerForPrediction(SKTformerPreTrainedModel):
     """
 
     _auto_class = "AutoModelForTimeSeriesPrediction"
+    _other_sizes = "A forecaster keeps the lengths and channels that it was made for; train another one for others."
     _auto_map = {
         "AutoConfig": "configuration_sktformer.SKTformerConfig",
         "AutoModelForTimeSeriesPrediction": "forecasting.SKTformerForPrediction",

@@ -187,6 +187,10 @@ class SKTformerPreTrainedModel(PreTrainedModel):
     _can_compile_fullgraph = True
     # The classes that a checkpoint names for the Auto classes.
     _auto_map = AUTO_MAP
+    _other_sizes = (
+        "To change the length, leave out `max_position_embeddings` and call `model.resize_position_embeddings(...)`; "
+        "for another number of labels, `ignore_mismatched_sizes=True` begins with a new head."
+    )
     _can_record_outputs = {
         "hidden_states": SKTformerLayer,
         "attentions": OutputRecorder(SkeletonAttention, index=1),
@@ -266,17 +270,13 @@ class SKTformerPreTrainedModel(PreTrainedModel):
 
     @classmethod
     def from_pretrained(cls, *args, **kwargs):
-        """Load a checkpoint; where sizes differ from its own, the `RuntimeError` says how a model is lengthened."""
+        """Load a checkpoint; where sizes differ from its own, the `RuntimeError` says how they are changed."""
         try:
             loaded = super().from_pretrained(*args, **kwargs)
         except RuntimeError as error:
             if "ignore_mismatched_sizes" not in str(error):
                 raise
-            raise RuntimeError(
-                f"{error} If it is the length that differs, leave out `max_position_embeddings` and call "
-                "`model.resize_position_embeddings(...)`, which keeps what was learnt; if it is the number of labels, "
-                "`ignore_mismatched_sizes=True` begins with a new head."
-            ) from error
+            raise RuntimeError(f"{error} {cls._other_sizes}") from error
         for name, order in (loaded[0] if isinstance(loaded, tuple) else loaded).named_buffers():
             if "landmark_" in name and order.device.type != "meta" and len(order.unique()) < len(order):
                 raise ValueError(f"`{name}` is no permutation: averages have to leave whole numbers as they are.")

@@ -18,6 +18,7 @@ import sys
 
 from experiments.analyses import incoherence, lengthening, lra
 from experiments.arguments import UserError, parse_args, run_script
+from experiments.results import ResultsArguments, check_writable
 
 
 ANALYSES = {
@@ -40,7 +41,10 @@ def main() -> None:
     if name not in (*ANALYSES, "-h", "--help"):
         raise UserError(f"There is no analysis `{name}`; write {' or '.join(ANALYSES)} first, then its flags.")
     groups, analyze = ANALYSES.get(name, ((), print))
-    print(analyze(*parse_args(groups, flags if groups else ["--help"], __doc__)))
+    arguments = parse_args(groups, flags if groups else ["--help"], __doc__)
+    for places in (group for group in arguments if isinstance(group, ResultsArguments)):
+        check_writable(places.results_dir)
+    print(analyze(*arguments))
 
 
 if __name__ == "__main__":

@@ -11,8 +11,8 @@ the length. The next two take SKTformer alone: lengths at the same number of tok
 the model was made for. Steps are timed in interleaved rounds, memory is measured for each alone. --count measures
 nothing and needs no GPU: it counts the operators, bytes and multiply-adds of one layer. NAME.md, .json and pictures go
 to --results_dir after all that is timed together; started again with the same flags, it measures what is missing,
-or all anew where nothing is.
---merge keeps what the files hold of other settings.
+or all anew where nothing is, and keeps what is finished until then. --merge keeps what the files hold of other
+settings.
 """
 
 from dataclasses import asdict, dataclass
@@ -25,6 +25,7 @@ from experiments.benchmark import counts
 from experiments.benchmark.cells import Cell, MeasurementArguments, measure_cells
 from experiments.benchmark.models import MODELS, PRECISIONS, SIZES, Setting, Workload, build_sizes
 from experiments.benchmark.report import open_section, save_section
+from experiments.results import check_writable
 
 
 MODES = ["training", "inference"]
@@ -149,6 +150,7 @@ def main() -> None:
     cells, setting = arguments.cells, arguments.setting
     path = Path(arguments.results_dir) / arguments.comparison
     plan = {"comparison": arguments.comparison, "device": setting.device, "baseline": cells[0].baseline.model}
+    check_writable(arguments.results_dir)
     section = open_section(asdict(arguments) | plan, path, arguments.merge)
     workloads = [workload for cell in cells for workload in cell.workloads]
     if arguments.count:

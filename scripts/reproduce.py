@@ -22,7 +22,7 @@ from experiments.comparisons.report import write_table
 from experiments.comparisons.stages import ComparisonArguments, Table
 from experiments.comparisons.tables import TABLES
 from experiments.comparisons.text_tables import TEXT
-from experiments.results import ResultsArguments
+from experiments.results import ResultsArguments, check_writable
 from experiments.runs import Run, execute_runs
 from experiments.text.corpus import CorpusArguments
 
@@ -47,6 +47,7 @@ def main() -> None:
         raise UserError(f"The table {arguments.table} takes no --{' and no --'.join(sorted(given.keys() - taken))}.")
     if lacking := sorted({flag for stage in table.stages for flag in stage.needs} - given.keys()):
         raise UserError(f"The table {arguments.table} needs --{' and --'.join(lacking)}.")
+    check_writable(results.results_dir)
     tokenizer = train_tokenizer(table, given, arguments) if "tokenizer_name" in taken else {}
     outcomes = run_stages(table.stages, given | tokenizer, arguments)
     print(write_table(arguments.table, table, outcomes, given, arguments.seeds, Path(results.results_dir)))

@@ -30,7 +30,7 @@ from experiments.forecasting.jobs import (
     make_job,
     predict_future,
 )
-from experiments.forecasting.report import write_report
+from experiments.forecasting.report import check_report, write_report
 from experiments.forecasting.windows import Scaler, SeriesArguments, read_series, split_borders
 from experiments.run_folder import recorded_arguments
 from experiments.training import STAGES, announce_run, prepare, upload_run
@@ -73,6 +73,8 @@ def main() -> None:
         check_future(command, arguments, series)
     measures = training.do_train or training.do_eval
     jobs = [make_job(command, arguments, series, scaler, horizon) for horizon in horizons if measures]
+    if jobs and not training.overwrite:
+        check_report(folder, series.source, horizons)
     finished = {job.name for job, _ in jobs if check_job(folder / job.name, job.identity, training, command.paths())}
     for job, baselines in jobs:
         if job.name in finished:

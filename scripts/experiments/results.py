@@ -8,6 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -30,6 +31,16 @@ class ResultsArguments:
     """Where a table goes."""
 
     results_dir: str = flag("runs/results", "Folder of the table, its data and pictures.")
+
+
+def check_writable(folder: str | Path, flag: str = "results_dir") -> None:
+    """A `UserError` if files cannot be written to the folder of a flag, which is made; before work that were lost."""
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise UserError(f"--{flag} {folder} cannot be written ({error.strerror}); choose another one.") from error
 
 
 @contextlib.contextmanager

@@ -130,7 +130,8 @@ def claim_run_folder(
     the folder, or it cannot be written.
     """
     folder = Path(folder)
-    existed, lock = folder.exists(), FileLock(folder / ".lock")
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    lock = FileLock(folder / ".lock")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock.acquire(timeout=0)
@@ -168,8 +169,9 @@ def claim_run_folder(
             if state == "new" and not goes_on and not is_work:
                 _restore(folder)
                 (folder / ".lock").unlink(missing_ok=True)
-                if not existed:
-                    folder.rmdir()
+                for path in made:
+                    with suppress(OSError):  # others may have come to stand in it
+                        path.rmdir()
             raise
         finally:
             shutil.rmtree(folder / _SET_ASIDE, ignore_errors=True)

@@ -251,6 +251,12 @@ def test_a_series_may_be_said_to_have_no_times():
         ({}, {"timestamp_column": "a"}, "column a holds numbers and no dates"),
         ({}, {"target_columns": ["a", "a"]}, "name each column to forecast once"),
         ({"date": ["soon"] * 50}, {}, "column date holds `soon` in row 1, which is no date"),
+        (
+            {"date": ["Jan-15", "Feb-15"] * 25},
+            {},
+            "date holds `Jan-15` in row 1, which is no date with a year; .* none",
+        ),
+        ({"b": ["1,5"] * 50}, {}, "column b holds `1,5` in row 1, .*; write decimals by points, and nothing between"),
     ],
 )
 def test_columns_that_cannot_be_read_are_named(change, options, message):

@@ -516,3 +516,10 @@ def test_more_landmarks_than_time_steps_are_refused():
         make_forecaster(num_landmark_tokens=14)
     with pytest.raises(NotImplementedError, match="context_length=13"):
         make_forecaster().resize_position_embeddings(20)
+
+
+def test_another_context_on_loading_is_refused_without_a_remedy_that_is_none(tmp_path):
+    make_forecaster().save_pretrained(tmp_path)
+    with pytest.raises(RuntimeError, match="keeps the lengths and channels that it was made for") as refused:
+        SKTformerForPrediction.from_pretrained(tmp_path, context_length=26)
+    assert "resize_position_embeddings" not in str(refused.value)

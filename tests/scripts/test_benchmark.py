@@ -157,6 +157,34 @@ def test_an_interrupted_run_goes_on_where_it_was_cut(quick):
     assert len(quick.made) == 4
 
 
+def test_what_is_finished_stays_until_it_is_measured_anew(quick):
+    (finished,) = quick()
+    (picture,) = quick.folder.glob("*.png")
+    drawn = picture.read_bytes()
+    quick.fail_at, quick.error = ("nystromformer", 100), KeyboardInterrupt()
+    for flags in ((), ("--rounds", "3")):
+        with pytest.raises(KeyboardInterrupt):
+            quick(*flags)
+        unfinished, stays = json.loads((quick.folder / "speed.json").read_text())["sections"]
+        assert stays == finished
+        assert not unfinished["finished"]
+        assert picture.read_bytes() == drawn
+    quick.fail_at = None
+    quick.made.clear()
+    (section,) = quick("--rounds", "3")
+    assert section["finished"]
+    assert quick.made == [("bert-sdpa", 100), ("nystromformer", 100)]  # 64 tokens were there
+
+
+def test_where_results_cannot_be_written_is_found_before_the_work(quick):
+    file = quick.folder.parent / "file"
+    file.write_text("x")
+    for place in (file, file / "x"):
+        with pytest.raises(UserError, match=r"--results_dir .* cannot be written \(.*\); choose another one"):
+            quick("--results_dir", str(place))
+    assert not quick.made
+
+
 def test_an_interrupted_run_of_other_flags_is_measured_anew(quick):
     quick.fail_at, quick.error = ("nystromformer", 100), KeyboardInterrupt()
     with pytest.raises(KeyboardInterrupt):

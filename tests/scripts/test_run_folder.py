@@ -124,6 +124,9 @@ def test_a_mistake_before_the_first_checkpoint_leaves_nothing(tmp_path):
     with pytest.raises(UserError), claim_run_folder(tmp_path / "run", identity(), {}):
         raise UserError("wrong")
     assert not (tmp_path / "run").exists()
+    with pytest.raises(UserError), claim_run_folder(tmp_path / "job" / "trial", identity(), {}):
+        raise UserError("wrong")
+    assert not (tmp_path / "job").exists()
     folder = tmp_path / "other"
 
     def diverge():

@@ -358,6 +358,15 @@ def test_the_best_of_a_search_is_reported_and_not_their_mean(run, tmp_path):
     for horizon in (6, 9):
         best = max(metrics_of(tmp_path / "run", horizon)["trials"], key=lambda trial: trial["score"])
         assert results["test"]["this model"][str(horizon)]["mse"] == [best["eval_test_mse"]]
+    with pytest.raises(UserError, match=r"holds a forecaster in each of epochs-1-rate-0\.03-batch-64; give one of"):
+        run(
+            "--do_predict",
+            "--model_name_or_path",
+            str(tmp_path / "run" / "horizon-6"),
+            "--model_config",
+            "{}",
+            name="x",
+        )
     report = (tmp_path / "run" / "forecasting.md").read_text()
     assert "one seed, the best on validation of 2 trials (seed 42, epochs 1, rate 0.03, batch 64)" in report
     assert " ± " not in report
@@ -368,7 +377,10 @@ def test_the_best_of_a_search_is_reported_and_not_their_mean(run, tmp_path):
     [
         (["--do_eval"], "Nothing is trained: add --do_train, or name a forecaster"),
         (["--prediction_length", "0"], "--prediction_length is 0; it must be at least 1"),
-        (["--prediction_length", "100"], "the validation part has .* time steps"),
+        (
+            ["--prediction_length", "100"],
+            "the validation part has .* time steps, .* other --split_fractions, or train",
+        ),
         (["--model_config", "[]"], "--model_config must be a mapping"),
         (["--model_config", '{"hidden_size": 7}'], "No sktformer can be made of these fields"),
         (["--config_overrides", "num_harmonix=3"], "`num_harmonix=3` is not field=value with a field"),
@@ -405,6 +417,38 @@ def test_baselines_of_a_finished_run_keep_their_season(run, tmp_path):
     after = metrics_of(tmp_path / "run")
     assert (before["seasonal_period"], after["seasonal_period"]) == (2, 9)
     assert before["baselines"]["test"]["seasonal naive"] != after["baselines"]["test"]["seasonal naive"]
+
+
+def test_a_report_gives_way_to_no_other_one(run, tmp_path):
+    run("--do_train")
+    before = (tmp_path / "run" / "forecasting.md").read_text()
+    file = write_series(tmp_path / "other.csv")
+    with pytest.raises(
+        UserError, match=r"holds forecasts of synthetic hours .seed 0., not of other\.csv; choose another"
+    ):
+        run("--do_train", "--data_file", file, "--timestamp_column", "when", "--prediction_length", "5")
+    with pytest.raises(UserError, match="holds results of --prediction_length 6; name them, too, choose another"):
+        run("--do_train", "--prediction_length", "9")
+    assert not (tmp_path / "run" / "horizon-9").exists()
+    assert (tmp_path / "run" / "forecasting.md").read_text() == before
+    run("--do_train", "--prediction_length", "6", "9")
+    assert set(json.loads((tmp_path / "run" / "forecasting.json").read_text())["test"]["this model"]) == {"6", "9"}
+
+
+def test_a_forecast_that_cannot_be_written_is_refused_beforehand(run, tmp_path):
+    run("--do_train", "--timestamp_column", "when", "--data_file", file := write_series(tmp_path / "s.csv"))
+    checkpoint = str(tmp_path / "run" / "horizon-6")
+    with pytest.raises(UserError, match=r"--output_dir .*s\.csv cannot be written"):
+        run(
+            "--model_name_or_path",
+            checkpoint,
+            "--model_config",
+            "{}",
+            "--do_predict",
+            "--data_file",
+            file,
+            name="s.csv",
+        )
 
 
 @pytest.mark.parametrize("name", ["mse", "eval_mae"])

@@ -239,6 +239,7 @@ def test_the_folder_is_checked_before_the_work(monkeypatch, tmp_path):
         (["--vocab_size", "6"], "at least 7"),
         (["--vocab_size", "0"], "--vocab_size is 0"),
         (["--max_characters", "-1"], "--max_characters is -1"),
+        (["--output_dir", f"{__file__}/x"], "--output_dir .* cannot be written"),
         (["--vocab", "300"], "--vocab"),
     ],
 )

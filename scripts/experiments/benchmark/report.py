@@ -95,11 +95,17 @@ def load_sections(path: Path) -> list[dict[str, Any]]:
 
 
 def save_section(section: Mapping, path: Path) -> str:
-    """Put a section into the results, in the place of an earlier one of its settings; returns their Markdown."""
-    sections: list[Mapping] = list(load_sections(path))
-    place = next((n for n, entry in enumerate(sections) if entry["key"] == section["key"]), len(sections))
-    sections[place : place + 1] = [section]
-    if section["key"]["comparison"] in _PICTURED:
+    """
+    Put a section into the results, in the place of an earlier one of its settings; returns their Markdown.
+
+    An earlier one that is finished stays behind it, and keeps its picture, until this one is finished.
+    """
+    earlier: list[Mapping] = list(load_sections(path))
+    place = next((n for n, entry in enumerate(earlier) if entry["key"] == section["key"]), len(earlier))
+    finished = [entry for entry in earlier if entry["key"] == section["key"] and entry["finished"]]
+    kept = [] if section["finished"] else finished
+    sections = [*earlier[:place], section, *kept, *(e for e in earlier[place:] if e["key"] != section["key"])]
+    if section["key"]["comparison"] in _PICTURED and not kept:
         curves: dict[str, dict[str, list[tuple[int, float, float | None]]]] = {}
         for case, rows in section_groups(section).items():
             models = curves.setdefault(case, {})

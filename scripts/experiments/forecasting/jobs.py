@@ -28,6 +28,7 @@ from experiments.forecasting.windows import (
     make_windows,
 )
 from experiments.models import fingerprint_checkpoint
+from experiments.results import check_writable
 from experiments.sized_models import describe_config
 from experiments.trials import best_trial, read_metrics
 
@@ -146,7 +147,7 @@ def check_future(command: Command, arguments: SeriesArguments, series: Series) -
     Find out now what would stop a forecast with a trained checkpoint.
 
     Raises:
-        UserError: if the series is shorter than what is read, or another forecast would be lost.
+        UserError: if the series is shorter than what is read, another forecast would be lost, or none can be written.
     """
     training = command.groups[-1]
     context = int(arguments.context_length or 0)
@@ -154,6 +155,8 @@ def check_future(command: Command, arguments: SeriesArguments, series: Series) -
         steps = f"{series.source} has {len(series.values):,} time steps, and a forecast reads the last {context:,}"
         remedy = "" if command.groups[0].model_name_or_path else ", or a smaller --context_length"
         raise UserError(f"{steps}; give a longer series{remedy}.")
+    if not (training.do_train or training.do_eval):  # whose folders are claimed
+        check_writable(training.output_dir, "output_dir")
     for horizon in arguments.horizons():
         file = Path(training.output_dir) / folder_name(horizon) / FORECAST_FILE
         if file.exists() and not (training.do_train or training.do_eval or training.overwrite):

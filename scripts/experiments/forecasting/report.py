@@ -10,13 +10,14 @@ import pandas as pd
 import torch
 from transformers import PreTrainedModel
 
+from experiments.arguments import UserError
 from experiments.forecasting.baselines import NAMES, Baselines
 from experiments.forecasting.forecasters import forecast
 from experiments.forecasting.plots import plot_forecasts
 from experiments.forecasting.series import Series
 from experiments.forecasting.windows import Scaler, Windows
 from experiments.model_card import CardFacts, write_card
-from experiments.results import command_line, format_origin, format_table, write_atomically, write_results
+from experiments.results import command_line, format_origin, format_table, read_json, write_atomically, write_results
 from experiments.trials import counted_trials, describe_trials
 
 
@@ -24,6 +25,7 @@ THIS = "this model"
 LEGACY = "this model, last windows dropped as the paper's code does"
 WINDOW_PICTURE = "window-{}.png"
 _MEASURES = ("mse", "mae")
+_REPORT = "forecasting"
 
 
 def summarise(metrics: Mapping[str, Any], prefix: str) -> dict[str, list[float]]:
@@ -32,6 +34,21 @@ def summarise(metrics: Mapping[str, Any], prefix: str) -> dict[str, list[float]]
     keys = {name: f"{prefix}{name}" for name in _MEASURES}
     values = {name: [trial[key] for trial in trials] for name, key in keys.items() if key in trials[0]}
     return {n: [statistics.mean(v), *([statistics.stdev(v)] if len(v) > 1 else [])] for n, v in values.items()}
+
+
+def check_report(folder: Path, title: str, horizons: Sequence[int]) -> None:
+    """A `UserError` if the report in a folder is of another series, or of horizons that a new one would leave out."""
+    file = folder / f"{_REPORT}.json"
+    if not file.is_file():
+        return
+    there = read_json(file)
+    lost = [horizon for horizon in there.get("test", {}).get(THIS, {}) if int(horizon) not in horizons]
+    if there.get("series") != title:
+        what = f"--output_dir {folder} holds forecasts of {there.get('series')}, not of {title}"
+        raise UserError(f"{what}; choose another --output_dir, or pass --overwrite.")
+    if lost:
+        remedy = "name them, too, choose another --output_dir, or pass --overwrite"
+        raise UserError(f"--output_dir {folder} holds results of --prediction_length {' '.join(lost)}; {remedy}.")
 
 
 def write_report(
@@ -83,7 +100,7 @@ def write_report(
         "\n".join([*_verdicts(results["test"]), *(f"- {note}" for note in notes)]),
         format_origin(first["environment"], command_line(), [first["environment"]["commit"]]),
     ]
-    return write_results(folder / "forecasting", {"series": title, "command": command_line(), **results}, paragraphs)
+    return write_results(folder / _REPORT, {"series": title, "command": command_line(), **results}, paragraphs)
 
 
 def _verdicts(values: Mapping[str, Mapping[str, Mapping[str, Sequence[float]]]]) -> list[str]:

@@ -19,7 +19,8 @@ _NO_TIMESTAMPS = "none"
 _UNEVEN = "Its timestamps are not evenly spaced: every row is taken as one time step."
 # Numbers that say when a row was, and between which values they lie.
 # Hours and minutes written as 2024013112 and 202401311259 lie between the latter two.
-_NUMBERED = {"years": (1000, 2999), "s": (10**8, 19 * 10**8), "ms": (3 * 10**11, 19 * 10**11)}
+_FIRST_YEAR = 1000
+_NUMBERED = {"years": (_FIRST_YEAR, 2999), "s": (10**8, 19 * 10**8), "ms": (3 * 10**11, 19 * 10**11)}
 
 
 def _read_parquet(file: Path) -> pd.DataFrame:
@@ -227,9 +228,11 @@ def _read_numbers(source: str, column: pd.Series) -> np.ndarray:
     wrong = np.flatnonzero((np.isnan(numbers) & column.notna().to_numpy()) | np.isinf(numbers))
     if len(wrong):
         is_text = not pd.api.types.is_numeric_dtype(column)
-        dates = column.dropna().astype(str) if is_time else column
+        dates = column.dropna().astype(str) if is_text else column
         is_date = is_text and pd.to_datetime(dates, errors="coerce", format="mixed", utc=True).notna().all()
+        points = pd.to_numeric(dates.astype(str).str.replace(",", ".", regex=False), errors="coerce")
         way = "name it as --timestamp_column if it says when" if is_date else "mend it"
+        way = "write decimals by points, and nothing between thousands" if is_text and points.notna().all() else way
         raise UserError(
             f"{source}: column {column.name} holds `{column.iloc[wrong[0]]}` in row {wrong[0] + 1}, which is no "
             f"number; {way}, or leave the column out with --target_columns."
@@ -258,11 +261,11 @@ def _read_timestamps(
             times = pd.to_datetime(column, unit=numbered)
     else:
         times = _parse_dates(column)
-    missing = np.flatnonzero(times.isna().to_numpy())
+    missing = np.flatnonzero((times.isna() | (times.dt.year < _FIRST_YEAR)).to_numpy())  # as Jan-15 is read
     if len(missing):
         raise UserError(
             f"{source}: column {column.name} holds `{column.iloc[missing[0]]}` in row {missing[0] + 1}, which is no "
-            "date; mend it, or name another --timestamp_column."
+            f"date with a year; mend it, or name another --timestamp_column, or {_NO_TIMESTAMPS}."
         )
     steps = times.diff().iloc[1:]
     for is_wrong, what in ((steps == pd.Timedelta(0), "equals"), (steps < pd.Timedelta(0), "is before")):

@@ -257,8 +257,8 @@ def make_windows(
             needed = prediction_length + (context_length if name == "train" else 0)
             raise UserError(
                 f"{series.source}: the {name} part has {len(part):,} of {len(values):,} time steps, and a context of "
-                f"{context_length} with a horizon of {prediction_length} needs {needed:,}; give a longer series, or "
-                "a smaller --prediction_length or --context_length."
+                f"{context_length} with a horizon of {prediction_length} needs {needed:,}; give a longer series, "
+                "other --split_fractions, or train for a smaller --prediction_length or --context_length."
             )
     return windows
 

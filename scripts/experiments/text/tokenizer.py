@@ -17,6 +17,7 @@ from tqdm.auto import tqdm
 from transformers import BertTokenizer, PreTrainedTokenizerBase
 
 from experiments.arguments import UserError
+from experiments.results import check_writable
 from experiments.text.source import TextSource
 
 
@@ -132,13 +133,14 @@ def save_tokenizer(tokenizer: BertTokenizer, output_dir: str | Path, overwrite: 
 
 
 def check_output_dir(output_dir: str | Path, overwrite: bool = False) -> None:
-    """Raise a `UserError` if `output_dir` is a file, or holds files and `overwrite` is not set."""
+    """Raise a `UserError` if `output_dir` is a file, cannot be made, or holds files and `overwrite` is not set."""
     folder = Path(output_dir)
     if folder.exists() and not folder.is_dir():
         raise UserError(f"--output_dir {folder} is a file; name a folder.")
     if folder.exists() and any(folder.iterdir()) and not overwrite:
         content = "a tokenizer" if (folder / "tokenizer.json").exists() else "other files"
         raise UserError(f"--output_dir {folder} holds {content}; choose another folder, or pass --overwrite.")
+    check_writable(folder.parent, "output_dir")
 
 
 def _count_alphabet(texts: Iterable[str], backend: Tokenizer) -> list[str]:
