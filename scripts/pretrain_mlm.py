@@ -154,16 +154,20 @@ def train(
         counted = count_encoder(model, batch_size, mlm_arguments.max_seq_length)
         if counted is not None:
             metrics["step_multiply_adds"] = counted * progress.global_batch(training) / batch_size
+    state = trainer.state
+    # Where the best model is kept it is measured once more, behind the training.
+    history = trainer.history() if training.load_best_model_at_end else None
     metrics |= {
         **(trainer.last_evaluation() or trainer.evaluate()),
-        "step": trainer.state.global_step,
+        "step": state.best_global_step if training.load_best_model_at_end else state.global_step,
+        "is_stream": blocks.is_stream,
         "unigram_loss": blocks.unigram_loss,
         "unigram_perplexity": math.exp(blocks.unigram_loss),
         "parameters": get_model_param_count(model),
         "model_type": model.config.model_type,
         "seed": training.seed,
         "environment": describe_environment(training.device.type),
-        "history": [entry for entry in trainer.history() if "loss" in entry or "eval_loss" in entry],
+        "history": [entry for entry in history or trainer.history() if "loss" in entry or "eval_loss" in entry],
     }
     logger.info("\nMasked words of the evaluation text:")
     examples = show_predictions(trainer, blocks)

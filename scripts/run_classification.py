@@ -31,7 +31,13 @@ from experiments.checkpoints import CheckpointArguments, load_classifier, start_
 from experiments.classification.data import TextArguments, TextData, load_texts
 from experiments.classification.labels import checkpoint_problem, format_names
 from experiments.classification.metrics import METRICS, compute_metrics, measure, measure_baselines, probabilities
-from experiments.classification.report import check_answers, write_answers, write_report, write_text_card
+from experiments.classification.report import (
+    check_answers,
+    delete_answers,
+    write_answers,
+    write_report,
+    write_text_card,
+)
 from experiments.fine_tuning import Job, fingerprint_rows, predict, run_job
 from experiments.fitted_head import check_single, predict_frozen
 from experiments.model_card import public_name
@@ -102,6 +108,8 @@ def main() -> None:
     if job:
         job.facts["baselines"] = baselines["validation"]
         run_job(job, folder, training, recorded_arguments(command.given))
+        if not finished and training.should_save:
+            delete_answers(folder)
         if trains:
             best = replace(checkpoint, model_name_or_path=str(best_trial(folder)), model_revision="main")
             if len(trials := trial_folders(folder)) > 1:

@@ -26,6 +26,7 @@ from experiments.forecasting.jobs import (
     check_channels,
     check_future,
     check_season,
+    delete_forecast,
     fit_to_checkpoint,
     make_job,
     predict_future,
@@ -89,6 +90,8 @@ def main() -> None:
         job.facts["seasonal_period"] = baselines.season
         started = recorded_arguments(command.given) | {"prediction_length": [horizon]}
         run_job(job, folder / job.name, training, started)
+        if training.should_save:
+            delete_forecast(folder / job.name)
     if jobs and training.should_save:
         measured = {horizon: read_metrics(folder / job.name) for (job, _), horizon in zip(jobs, horizons, strict=True)}
         print(write_report(folder, series.source, measured, series.notes))

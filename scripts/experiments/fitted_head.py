@@ -42,6 +42,14 @@ class LinearClassifier:
     bias: np.ndarray
 
 
+def check_finite(features: np.ndarray) -> None:
+    """A `UserError` if one of an encoder's features is not finite."""
+    if not np.isfinite(features).all():
+        raise UserError(
+            "What the encoder gives is not finite everywhere: its training has diverged; take another one."
+        )
+
+
 def fit_classifier(features: np.ndarray, labels: np.ndarray, num_labels: int) -> LinearClassifier:
     """
     Fit a linear classifier: logistic regression, with all labels of one weight, on features that are whitened by their
@@ -58,10 +66,7 @@ def fit_classifier(features: np.ndarray, labels: np.ndarray, num_labels: int) ->
     width, present = features.shape[1], np.unique(labels)
     if len(present) < 2:
         raise UserError("The training examples have a single label; leave out --fit_head and --baseline frozen.")
-    if not np.isfinite(features).all():
-        raise UserError(
-            "What the encoder gives is not finite everywhere: its training has diverged; take another one."
-        )
+    check_finite(features)
     # Fewer examples than features say nothing of what is at right angles to them all, and have no weight there.
     span = np.linalg.svd(features, full_matrices=False)[2] if len(features) < width else None
     features = features if span is None else features @ span.T
@@ -149,6 +154,8 @@ def predict_frozen(
     known = torch.cat(labels).numpy()
     classifier = fit_classifier(standardise(features["train"]).numpy(), known, cast(int, model.config.num_labels))
     others = {name: standardise(values).numpy() for name, values in features.items() if name != "train"}
+    for values in others.values():
+        check_finite(values)
     return {name: softmax(values @ classifier.weight.T + classifier.bias, axis=1) for name, values in others.items()}
 
 

@@ -27,9 +27,10 @@ class SizedModelArguments:
         return fields
 
 
-def describe_config(model: PreTrainedModel) -> dict[str, Any]:
-    """The fields of a new model that are not the defaults; its landmarks are the seed's."""
-    unrelated = ("landmark_seed", "transformers_version", "architectures", "dtype")
+def describe_config(model: PreTrainedModel, arguments: SizedModelArguments) -> dict[str, Any]:
+    """The fields of a new model that are not the defaults; its landmarks are the seed's unless they have one."""
+    has_own = "landmark_seed" in arguments.fields() or "landmark_seed=" in (arguments.config_overrides or "")
+    unrelated = ("transformers_version", "architectures", "dtype", *([] if has_own else ["landmark_seed"]))
     # `to_diff_dict` has all fields of the class: one that is new in it would make another run of every one.
     fields, defaults = model.config.to_diff_dict(), model.config.default_config_fields()
     return {name: value for name, value in fields.items() if name not in unrelated and value != defaults.get(name)}

@@ -85,6 +85,9 @@ class RunArguments(TrainingArguments):
         if self.auto_find_batch_size:
             remedy = "lower --per_device_train_batch_size, which --global_batch_size leaves the batch of a step"
             raise UserError(f"--auto_find_batch_size would change the batch on the way, and so the run; {remedy}.")
+        if self.load_best_model_at_end and self.save_strategy == "steps" and self.eval_steps != self.save_steps:
+            steps = f"make --eval_steps {self.eval_steps:g} and --save_steps {self.save_steps:g} the same"
+            raise UserError(f"--load_best_model_at_end takes a model that was measured and saved: {steps}.")
         if self.save_only_model:
             raise UserError(
                 "--save_only_model leaves no run that could go on; --save_total_limit keeps fewer instead."

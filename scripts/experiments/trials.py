@@ -54,6 +54,10 @@ class FineTuningArguments(HeadArguments):
             (self.search and self.max_steps > 0, "--search tries epochs, which --max_steps overrides; leave it out."),
             (self.search and not all(grid), "--search needs at least one value for each of its --search_* flags."),
             (
+                self.search and any(value <= 0 for values in grid for value in values),
+                "The values of --search_* must be more than 0.",
+            ),
+            (
                 self.fit_head and several,
                 "--fit_head takes no step that --search or --seeds could vary; leave them out.",
             ),
@@ -195,7 +199,10 @@ def read_metrics(folder: Path) -> dict[str, Any]:
 
 
 def summarise_trials(results: Sequence[dict[str, Any]], search: bool, facts: dict[str, Any]) -> dict[str, Any]:
-    """A job's metrics: the best of a search, or the median of several seeds, with every trial's score and time."""
+    """
+    A job's metrics: the best of a search, or the median of several seeds, with every trial's score and the time that
+    its last start took.
+    """
     scores = [result["score"] for result in results]
     best = results[scores.index(max(scores))]
     kept = ("folder", "name", "seed", "score", "seconds", "num_train_epochs", "learning_rate", "global_batch_size")

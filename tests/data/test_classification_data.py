@@ -352,6 +352,13 @@ def test_the_ends_of_documents_are_held_out_where_a_label_has_few():
     assert "the last excerpts of every document" in words
 
 
+def test_a_label_of_short_documents_has_whole_ones_held_out_beside_the_ends_of_others():
+    labels, documents = [0, 0, *[1] * 12], [0, 1, *[2] * 6, *[3] * 6]
+    train, held, _ = hold_out(labels, documents, 0.2, seed=0)
+    assert {labels[place] for place in held} == {labels[place] for place in train} == {0, 1}
+    assert held == [1, 7, 13]
+
+
 def test_something_of_every_label_and_document_is_left_to_train_on():
     train, held, _ = hold_out([0, 0, 1, 1], [0, 1, 2, 3], 0.9, 0)
     assert len(train) == len(held) == 2

@@ -223,7 +223,15 @@ def test_the_paper_s_grid_is_the_default(tmp_path):
         ({"seeds": 2, "search": True}, "--search .*--seeds"),
         ({"search": True}, "which --max_steps overrides"),
         ({"search": True, "max_steps": -1, "search_epochs": []}, "at least one value"),
-        ({"early_stopping_patience": 0, "eval_strategy": "steps"}, "--early_stopping_patience is 0"),
+        ({"search": True, "max_steps": -1, "search_epochs": [0, 1]}, "values of --search_.* must be more than 0"),
+        (
+            {"search": True, "max_steps": -1, "search_learning_rates": [-1]},
+            "values of --search_.* must be more than 0",
+        ),
+        (
+            {"early_stopping_patience": 0, "eval_strategy": "steps", "eval_steps": 9, "save_steps": 9},
+            "--early_stopping_patience is 0",
+        ),
         ({"early_stopping_patience": 2}, "add --eval_strategy"),
         ({"seeds": 2, "push_to_hub": True}, "--push_to_hub pushes one model"),
         ({"prediction_loss_only": True}, "need all predictions at once"),

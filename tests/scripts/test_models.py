@@ -33,7 +33,7 @@ from experiments.adapters import LoraArguments, add_lora, merge_adapters
 from experiments.arguments import CONFIGURATION, UserError, load_recipe
 from experiments.checkpoints import CheckpointArguments, load_classifier, load_trained_config, start_classifier
 from experiments.models import ModelArguments, build_masked_lm, fingerprint_checkpoint, fit_length, load_tokenizer
-from experiments.sized_models import describe_config
+from experiments.sized_models import SizedModelArguments, describe_config
 from experiments.text.classifier import load_text_tokenizer
 from modeling_sktformer import SKTformerConfig, SKTformerForMaskedLM, SKTformerForSequenceClassification
 
@@ -437,9 +437,17 @@ def train_two_steps(model):
 def test_a_new_model_is_described_by_what_is_not_the_default():
     """A field that a later version adds is at its default, and must not make another run of one cut short."""
     config = SKTformerConfig(hidden_size=32, num_attention_heads=2, num_hidden_layers=1, smoother_norm="batch_norm")
-    described = describe_config(SKTformerForMaskedLM(config))
+    described = describe_config(SKTformerForMaskedLM(config), SizedModelArguments())
     expected = {"hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 1, "smoother_norm": "batch_norm"}
     assert described == expected | {"model_type": "sktformer"}
+    config.landmark_seed = 5
+    own = (
+        SizedModelArguments(config_overrides="landmark_seed=5"),
+        SizedModelArguments(model_config='{"landmark_seed": 5}'),
+    )
+    for arguments in own:
+        assert describe_config(SKTformerForMaskedLM(config), arguments) == described | {"landmark_seed": 5}
+    assert describe_config(SKTformerForMaskedLM(config), SizedModelArguments()) == described
 
 
 def test_a_model_whose_parameters_are_split_is_lengthened_whole(tokenizer, tmp_path, monkeypatch):

@@ -238,6 +238,21 @@ def test_excerpts_of_novels_are_counted_by_document(run, files, tmp_path, monkey
     assert str(files) not in card
 
 
+def test_a_table_of_nothing_but_texts_is_cut_and_answered(run, files, tmp_path):
+    """And what was answered goes when another model comes."""
+    train = ["--train_file", files / "train.csv", "--excerpt_length", 8]
+    (tmp_path / "letters.csv").write_text("text\nthe cat sees a dog and the dog sees the cat\ntwo birds\n")
+    letters = ["--test_file", tmp_path / "letters.csv", "--do_predict"]
+    folder = run(*train, *letters, "--do_train", "--seeds", 2, epochs=1)
+    assert list(read_table(folder / "documents.csv")[0]) == ["excerpts", "prediction", "probability"]
+    assert {row["excerpt"] for row in read_table(folder / "predictions.csv")} >= {"1", "2"}
+    run(*train, "--do_train", "--seeds", 2, epochs=1)  # which is finished
+    assert (folder / "predictions.csv").exists()
+    run(*train, "--do_train", "--seeds", 3, epochs=1)
+    assert not (folder / "predictions.csv").exists()
+    assert not (folder / "documents.csv").exists()
+
+
 def test_nothing_that_is_uploaded_says_where_it_was_made(run, files, tmp_path):
     """Nor do the adapter, and the predictions, which name the file of each text."""
     pytest.importorskip("peft")

@@ -284,6 +284,13 @@ def test_what_decides_which_checkpoint_is_kept_decides_the_result(tmp_path, flag
         (["--seed", "-1"], "--seed -1"),
         (["--prediction_loss_only", "True"], "need all predictions at once"),
         (["--save_only_model"], "--save_only_model .*--save_total_limit"),
+        (
+            [
+                *("--load_best_model_at_end", "--eval_strategy", "steps", "--eval_steps", "5"),
+                *("--save_strategy", "steps", "--save_steps", "10"),
+            ],
+            "measured and saved: make --eval_steps 5 and --save_steps 10 the same",
+        ),
         (["--auto_find_batch_size"], "--auto_find_batch_size .*--per_device_train_batch_size"),
         (["--fp16", "--use_cpu"], "--fp16 needs an accelerator; leave it out, or give --bf16 with --use_cpu"),
     ],

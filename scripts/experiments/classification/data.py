@@ -286,8 +286,9 @@ def _cut(part: Part, column: str, tokenizer: PreTrainedTokenizerBase, arguments:
     if [] in pieces:
         raise UserError(f"{part.source}: row {pieces.index([]) + 1} has no tokens in `{column}`; leave it out.")
     part = part.select([document for document, texts in enumerate(pieces) for _ in texts])
-    rows = part.rows.remove_columns([column, *({"excerpt"} & set(part.rows.column_names))])
+    rows = part.rows.remove_columns([*({"excerpt"} & set(part.rows.column_names))])
     rows = rows.add_column("excerpt", [number for texts in pieces for number in range(1, len(texts) + 1)])
+    rows = rows.remove_columns(column)  # now, as a table without any column has no rows
     return replace(part, rows=rows.add_column(column, [text for texts in pieces for text in texts]))
 
 

@@ -47,7 +47,8 @@ def hold_out(
 ) -> tuple[list[int], list[int], str]:
     """
     Hold out a share of every label's documents, at least one; of documents that are cut into excerpts the last ones
-    of each where a label has fewer than five: a whole one would be too large a share of what there is to learn from.
+    of each where a label has fewer than five: a whole one would be too large a share of what there is to learn from. A
+    label has none held out that has one document with one excerpt.
     (`train_test_split` of datasets stratifies rows, and would divide a document between both parts.)
 
     Gives the places of the examples to train on, those of the examples held out, and words that say how.
@@ -71,5 +72,9 @@ def hold_out(
         words = f"{len(chosen):,} of {len(examples):,} {kind} held out with --split_seed {seed}"
     else:
         held = {place for places in examples.values() for place in places[len(places) - share(len(places)) :]}
+        # A label whose documents are not cut has whole ones held out.
+        for group in groups.values():
+            if len(group) > 1 and all(len(examples[document]) == 1 for document in group):
+                held |= {examples[document][0] for document in group[len(group) - share(len(group)) :]}
         words = "the last excerpts of every document held out, as a label has fewer than five documents"
     return [place for place in range(len(labels)) if place not in held], sorted(held), words

@@ -45,7 +45,9 @@ def format_names(names: Sequence[str], limit: int = 10) -> str:
 def checkpoint_problem(checkpoint: CheckpointArguments) -> Problem:
     """What a fine-tuned checkpoint predicts; labels without names of their own are called by their numbers."""
     config = load_trained_config(checkpoint)
-    names = [str(name).removeprefix("LABEL_") for name in label_names(config)]
+    names = [str(name) for name in label_names(config)]
+    if names == [f"LABEL_{number}" for number in range(len(names))]:
+        names = [name.removeprefix("LABEL_") for name in names]
     kind = config.problem_type or (REGRESSION if len(names) == 1 else SINGLE)
     return Problem(kind, () if kind == REGRESSION else tuple(names))
 

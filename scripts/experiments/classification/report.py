@@ -53,6 +53,12 @@ def check_answers(folder: Path, checkpoint: CheckpointArguments, overwrite: bool
         raise UserError(f"{folder} holds predictions; choose another --output_dir, or pass --overwrite.")
 
 
+def delete_answers(folder: Path) -> None:
+    """Delete what [`write_answers`] has written of a test part: another model answers now."""
+    for file in _TEST_FILES:
+        (folder / file).unlink(missing_ok=True)
+
+
 def write_answers(folder: Path, data: TextData, name: str, chances: np.ndarray, separator: str) -> None:
     """
     Write what a model answers to a part, of which [`metrics.probabilities`] gives the `chances`.
@@ -62,8 +68,8 @@ def write_answers(folder: Path, data: TextData, name: str, chances: np.ndarray, 
     `confusion.csv` and `confusion.png`: how often each label (rows) was taken for each (columns).
     """
     part, problem = data.parts[name], data.problem
-    for earlier in _TEST_FILES if name == "test" else ():
-        (folder / earlier).unlink(missing_ok=True)
+    if name == "test":
+        delete_answers(folder)
     if part.labels is not None and problem.kind == SINGLE:
         counts = confusion_matrix(part.labels, decide(problem, chances), labels=range(len(problem.labels)))
         file = folder / ("test_confusion" if name == "test" else "confusion")
@@ -76,7 +82,7 @@ def write_answers(folder: Path, data: TextData, name: str, chances: np.ndarray, 
         texts = part.rows.remove_columns(data.columns[0])  # a novel would stand there in pieces
         means, first = average_documents(chances, part.documents)
         counts = np.unique(part.documents, return_counts=True)[1]
-        documents = texts.select(first.tolist()).remove_columns("excerpt").add_column("excerpts", counts.tolist())
+        documents = texts.select(first.tolist()).add_column("excerpts", counts.tolist()).remove_columns("excerpt")
         tables = {"predictions.csv": (texts, chances), "documents.csv": (documents, means)}
     names = [f"probability of {label}" for label in problem.labels] if problem.kind == MULTI else ["probability"]
     for file_name, (table, values) in tables.items():

@@ -114,8 +114,8 @@ def make_job(
             "windows": {part: [len(rows), *map(int, rows.origins[[0, -1]])] for part, rows in parts.items()},
             "lengths": [context, horizon],
             "scaler": [*scaler.mean, *scaler.std],
-            "checkpoint": fingerprint_checkpoint(name) if name else describe_config(model),
-            "config": describe_config(model) if name else None,
+            "checkpoint": fingerprint_checkpoint(name) if name else describe_config(model, forecaster),
+            "config": describe_config(model, forecaster) if name else None,
             "learning_rate_decay": training.learning_rate_decay,
         },
         facts={
@@ -163,6 +163,13 @@ def check_future(command: Command, arguments: SeriesArguments, series: Series) -
             raise UserError(f"{file} holds a forecast; choose another --output_dir, or pass --overwrite.")
 
 
+def delete_forecast(folder: Path) -> None:
+    """Delete what [`predict_future`] has left of an earlier forecaster, or of another series."""
+    forecast = (folder / FORECAST_FILE).with_suffix(".*").name
+    for file in (*folder.glob(forecast), *folder.glob(WINDOW_PICTURE.format("*"))):
+        file.unlink()
+
+
 def predict_future(command: Command, arguments: SeriesArguments, series: Series, scaler: Scaler, horizon: int) -> None:
     """Write the forecast of what follows the series, and draw it and some windows with known ends."""
     forecaster, _, training = command.groups
@@ -176,8 +183,7 @@ def predict_future(command: Command, arguments: SeriesArguments, series: Series,
     else:  # no part of the series is known to the forecaster
         everything = Windows(scaler.apply(series), range(len(series.values)), context, horizon)
         windows = dict.fromkeys(("train", "validation", "test"), everything)
-    for picture in folder.glob(WINDOW_PICTURE.format("*")):  # of an earlier forecast
-        picture.unlink()
+    delete_forecast(folder)
     if len(windows["test"]) and training.num_plots:
         baselines = Baselines(windows, arguments.season(series), silent=True)
         names = NAMES if training.do_train else NAMES[:2]  # the linear one is trained

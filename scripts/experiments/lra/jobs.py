@@ -106,8 +106,8 @@ def make_job(command: Command, parts: Mapping[str, Examples]) -> Job:
         identity={
             "task": arguments.task_name,
             "data": {part: examples.fingerprint() for part, examples in splits.items()},
-            "checkpoint": fingerprint_checkpoint(name) if name else describe_config(model),
-            "config": describe_config(model) if name else None,
+            "checkpoint": fingerprint_checkpoint(name) if name else describe_config(model, model_arguments),
+            "config": describe_config(model, model_arguments) if name else None,
             "mask_probability": training.mask_probability,
         },
         facts={

@@ -20,6 +20,7 @@ logger = logging.getLogger(__name__)
 _SHOWN_RANKS = slice(100, 2000)
 _SENTENCE_LENGTHS = range(8, 41)  # tokens
 _SEARCHED_BLOCKS = 200
+_SHOWN = 6  # words
 
 
 class MaskedWord(NamedTuple):
@@ -59,12 +60,12 @@ def choose_words(blocks: Blocks, tokenizer: PreTrainedTokenizerBase, count: int)
     return [*chosen[::step], *others][:count]
 
 
-def show_predictions(trainer: MaskedLMTrainer, blocks: Blocks, count: int = 6) -> list[str]:
+def show_predictions(trainer: MaskedLMTrainer, blocks: Blocks) -> list[str]:
     """Print what a model puts in the place of a few words, on all processes; returns their sentences, masked."""
     tokenizer: Any = trainer.processing_class
     model, sentences = trainer.model_wrapped, []
     model.eval()  # which does not return the model where DeepSpeed wraps it
-    for block, place, sentence in choose_words(blocks, tokenizer, count):
+    for block, place, sentence in choose_words(blocks, tokenizer, _SHOWN):
         ids = torch.tensor([block], device=trainer.args.device)
         ids[0, place] = tokenizer.mask_token_id
         with torch.no_grad():

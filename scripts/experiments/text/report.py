@@ -27,9 +27,10 @@ def write_report(
     Where nothing was trained there is no new model to write a card of. `example` is a sentence with a mask.
     """
     folder = Path(str(trainer.args.output_dir))
+    counted = "evaluation" if metrics["is_stream"] else "training"  # which is not known before its end
     rows = {
         title: {name: metrics[f"{kind}_{key}"] for key, name in _SHOWN.items() if f"{kind}_{key}" in metrics}
-        for title, kind in (("this model", "eval"), ("unigram frequencies of the training text", "unigram"))
+        for title, kind in (("this model", "eval"), (f"unigram frequencies of the {counted} text", "unigram"))
     }
     table = format_scores(rows, ".4g")
     if trainer.args.do_train:

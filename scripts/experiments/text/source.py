@@ -86,6 +86,8 @@ class TextSource:
         # Text without spaces is cut anywhere, but not inside of what may be a word.
         anywhere = cut if cut > _LONGEST_WORD else 0
         cut = next((end for end in range(cut, 0, -1) if row[end - 1].isspace()), anywhere)
+        if not cut and not any(text.strip() for text in rows[:number]):  # behind the first word, then
+            cut = next((end for end in range(1, len(row)) if row[end - 1].isspace() and row[:end].strip()), 0)
         parts: dict[Side, list[str]]
         parts = {"train": [*rows[:number], row[:cut]], "validation": [row[cut:], *rows[number + 1 :]]}
         if not all(any(text.strip() for text in part) for part in parts.values()):
