@@ -159,7 +159,7 @@ def train(
     history = trainer.history() if training.load_best_model_at_end else None
     metrics |= {
         **(trainer.last_evaluation() or trainer.evaluate()),
-        "step": state.best_global_step if training.load_best_model_at_end else state.global_step,
+        "step": (training.load_best_model_at_end and state.best_global_step) or state.global_step,
         "is_stream": blocks.is_stream,
         "unigram_loss": blocks.unigram_loss,
         "unigram_perplexity": math.exp(blocks.unigram_loss),

@@ -34,7 +34,7 @@ class ResultsArguments:
 
 
 def check_writable(folder: str | Path, flag: str = "results_dir") -> None:
-    """A `UserError` if files cannot be written to the folder of a flag, which is made; before work that were lost."""
+    """A `UserError` if files cannot be written to the folder of a flag, which is made: before any work is lost."""
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 from datasets import ClassLabel, Dataset
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import EvalPrediction, PreTrainedTokenizerFast
+from transformers import BertConfig, EvalPrediction, PreTrainedTokenizerFast
 
 from experiments.arguments import UserError
+from experiments.checkpoints import CheckpointArguments
+from experiments.classification import labels as label_module
 from experiments.classification.data import Part, TextArguments, TextData, find_columns, load_texts
 from experiments.classification.excerpts import cut_excerpts, hold_out, spread
 from experiments.classification.labels import MULTI, REGRESSION, SINGLE, Problem, read_labels
@@ -324,6 +326,17 @@ def test_places_are_spread_evenly():
     assert spread(3, None) == spread(3, 5) == [0, 1, 2]
     assert spread(10, 2) == [2, 7]
     assert spread(100, 4) == [12, 37, 62, 87]
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [(["LABEL_0", "LABEL_1"], ("0", "1")), (["LABEL_A", "LABEL_B"], ("LABEL_A", "LABEL_B")), (["a", "b"], ("a", "b"))],
+)
+def test_labels_without_names_are_called_by_their_numbers(monkeypatch, names, expected):
+    monkeypatch.setattr(
+        label_module, "load_trained_config", lambda checkpoint: BertConfig(id2label=dict(enumerate(names)))
+    )
+    assert label_module.checkpoint_problem(CheckpointArguments(model_name_or_path="x")).labels == expected
 
 
 def test_every_label_has_its_share_held_out():

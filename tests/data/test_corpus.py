@@ -130,6 +130,13 @@ def test_text_without_spaces_is_divided_too(tmp_path):
     assert ["".join(side[0]) for side in (corpus.train, corpus.validation)] == [text[:-70], text[-70:]]
 
 
+def test_a_first_word_longer_than_what_is_to_be_left_stays_whole(tmp_path):
+    text = "internationalisation is a long word and more follow"
+    corpus = load(tmp_path, train_file=[write(tmp_path / "words.txt", text)], validation_fraction=0.7)
+    sides = ["".join(side[0]) for side in (corpus.train, corpus.validation)]
+    assert sides == ["internationalisation ", "is a long word and more follow"]
+
+
 @pytest.mark.parametrize("streaming", [False, True])
 @pytest.mark.parametrize("unit", ["auto", "row", "file"])
 def test_of_a_corpus_that_is_one_document_the_end_is_held_out(tmp_path, caplog, unit, streaming):

@@ -353,6 +353,17 @@ def test_streaming(tmp_path, recipe, monkeypatch, caplog):
         run(monkeypatch, "--recipe", recipe, "--streaming", "--dataloader_num_workers", 2)
     assert re.search(r"Data: +a stream, evaluated on \d+ blocks", caplog.text)
     assert [entry["step"] for entry in metrics_of(tmp_path / "run")["history"] if "loss" in entry] == [1, 2, 3, 4]
+    assert "unigram frequencies of the evaluation text" in (tmp_path / "run" / "README.md").read_text()
+
+
+def test_of_a_kept_best_model_its_own_step_is_recorded(tmp_path, recipe, monkeypatch):
+    worst = ["--metric_for_best_model", "eval_loss", "--greater_is_better", "true"]  # which is known to be the first
+    run(monkeypatch, "--recipe", recipe, "--load_best_model_at_end", *worst)
+    metrics = metrics_of(tmp_path / "run")
+    losses = {entry["step"]: entry["eval_loss"] for entry in metrics["history"] if "eval_loss" in entry}
+    assert (metrics["step"], metrics["eval_loss"]) == (2, pytest.approx(losses[2]))
+    assert losses.keys() == {2, 4}
+    assert losses[4] < losses[2]
 
 
 def test_streaming_needs_steps(recipe, monkeypatch):
