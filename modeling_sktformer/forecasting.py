@@ -294,10 +294,11 @@ class SKTformerForPrediction(SKTformerPreTrainedModel):
     ) -> None:
         config = self.config
         channels = "any" if config.channel_independence else config.num_input_channels
-        if past.dim() != 3 or past.shape[1] != config.context_length or channels not in ("any", past.shape[2]):
+        fits = past.dim() == 3 and past.shape[1] == config.context_length and channels in ("any", past.shape[2])
+        if not (fits and past.shape[0] * past.shape[2]):
             raise ValueError(
                 f"`past_values` has shape {tuple(past.shape)}, this model reads (batch_size, "
-                f"context_length={config.context_length}, num_input_channels={channels})."
+                f"context_length={config.context_length}, num_input_channels={channels}) with at least one series."
             )
         future_shape = (past.shape[0], config.prediction_length, past.shape[2])
         for name, given, expected in (

@@ -158,10 +158,9 @@ def run_job(job: Job, folder: Path, training: FineTuningArguments, started: dict
             if training.search and training.should_save:
                 keep_best_weights([trial.folder for trial in trials])
         PartialState().wait_for_everyone()
-        best = max(trials, key=lambda trial: read_metrics(trial.folder)["score"])
-        gave_way = training.search and lacks_weights(best.folder)  # to a better trial of a larger grid
-        PartialState().wait_for_everyone()  # until all have read what the next run deletes
-        if gave_way:
+        # Its weights may have given way to a better trial of a larger grid. Trained again, it may be worse than it was.
+        while training.search and lacks_weights((best := _best(trials)).folder):
+            PartialState().wait_for_everyone()  # until all have read what the next run deletes
             best.args.overwrite = True
             _run_held(job, best, started, announces=not waiting)
         if not is_one and training.should_save:
@@ -170,6 +169,11 @@ def run_job(job: Job, folder: Path, training: FineTuningArguments, started: dict
             write_json(folder / METRICS_FILE, summarise_trials(results, training.search, job.facts))
     PartialState().wait_for_everyone()
     return read_metrics(folder)
+
+
+def _best(trials: Sequence[Trial]) -> Trial:
+    """The first of the finished trials with the best score."""
+    return max(trials, key=lambda trial: read_metrics(trial.folder)["score"])
 
 
 def _run_held(job: Job, trial: Trial, started: dict[str, Any], announces: bool) -> None:

@@ -496,6 +496,7 @@ def test_it_learns_with_the_trainer(tmp_path):
         ({"past_values": torch.zeros(2, 12, 3)}, r"context_length=13, num_input_channels=3"),
         ({"past_values": torch.zeros(2, 13, 4)}, r"has shape \(2, 13, 4\)"),
         ({"past_values": torch.zeros(13, 3)}, r"has shape \(13, 3\)"),
+        ({"past_values": torch.zeros(0, 13, 3)}, r"has shape \(0, 13, 3\).*with at least one series"),
         ({"past_observed_mask": torch.ones(2, 13, 1)}, r"`past_observed_mask` has shape \(2, 13, 1\), expected"),
         ({"future_values": torch.zeros(2, 16, 3)}, r"`future_values` has shape \(2, 16, 3\), expected \(2, 17, 3\)"),
     ],

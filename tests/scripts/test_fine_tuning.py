@@ -378,6 +378,16 @@ def test_a_smaller_grid_has_the_weights_of_its_own_best(tmp_path, steps):
     assert weights(best_trial(folder))
 
 
+def test_a_best_trial_that_comes_out_worse_when_trained_again_leaves_the_best_with_weights(tmp_path):
+    folder, grid = tmp_path / "run", {"search": True, "max_steps": -1, "search_epochs": [1], "search_batch_sizes": [8]}
+    run(folder, search_learning_rates=[1e-4, 1e-1], **grid)
+    for score, trial in zip((3.0, 2.0), trials.trial_folders(folder), strict=True):
+        (trial / "model.safetensors").unlink(missing_ok=True)
+        write_json(trial / METRICS_FILE, read_metrics(trial) | {"score": score})
+    assert max(run(folder, search_learning_rates=[1e-4, 1e-1], **grid)["scores"]) <= 1
+    assert weights(best_trial(folder))
+
+
 def test_a_search_may_have_a_grid_of_one_cell(tmp_path):
     grid = {"search_epochs": [1], "search_learning_rates": [1e-1], "search_batch_sizes": [8]}
     metrics = run(tmp_path / "run", search=True, max_steps=-1, **grid)
