@@ -158,7 +158,7 @@ def run_job(job: Job, folder: Path, training: FineTuningArguments, started: dict
             if training.search and training.should_save:
                 keep_best_weights([trial.folder for trial in trials])
         PartialState().wait_for_everyone()
-        # Its weights may have given way to a better trial of a larger grid. Trained again, it may be worse than it was.
+        # Its weights may have given way to a better trial of a larger grid; trained again, it may come out worse.
         while training.search and lacks_weights((best := _best(trials)).folder):
             PartialState().wait_for_everyone()  # until all have read what the next run deletes
             best.args.overwrite = True

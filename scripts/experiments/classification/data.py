@@ -285,11 +285,13 @@ def _cut(part: Part, column: str, tokenizer: PreTrainedTokenizerBase, arguments:
     pieces = cut_excerpts(part.rows[column], tokenizer, length, limit)
     if [] in pieces:
         raise UserError(f"{part.source}: row {pieces.index([]) + 1} has no tokens in `{column}`; leave it out.")
-    part = part.select([document for document, texts in enumerate(pieces) for _ in texts])
     rows = part.rows.remove_columns([*({"excerpt"} & set(part.rows.column_names))])
-    rows = rows.add_column("excerpt", [number for texts in pieces for number in range(1, len(texts) + 1)])
-    rows = rows.remove_columns(column)  # now, as a table without any column has no rows
-    return replace(part, rows=rows.add_column(column, [text for texts in pieces for text in texts]))
+    # Whole texts go first: they would be repeated for every excerpt. Without any column a table would have no rows.
+    rows = rows.add_column("excerpt", list(range(len(rows)))).remove_columns(column).rename_column("excerpt", column)
+    part = replace(part, rows=rows).select([document for document, texts in enumerate(pieces) for _ in texts])
+    rows = part.rows.add_column("excerpt", [number for texts in pieces for number in range(1, len(texts) + 1)])
+    rows = rows.remove_columns(column).add_column(column, [text for texts in pieces for text in texts])
+    return replace(part, rows=rows)
 
 
 def _split(part: Part, problem: Problem, arguments: TextArguments) -> tuple[Part, Part, str]:
