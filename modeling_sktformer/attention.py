@@ -116,7 +116,7 @@ class SkeletonAttention(nn.Module):
         if self.config.use_token_attention:
             # A name of its own: a draw that begins like the one that is resized would not be independent of it.
             drawn = self._draw(new_num_positions, f"landmark_order/{len(self.landmark_order)}")
-            self.landmark_order = resize_order(self.landmark_order, new_num_positions, drawn)
+            self.landmark_order = resize_order(self.landmark_order, drawn)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         for key in (f"{prefix}{name}" for name in self._buffers):
@@ -145,8 +145,10 @@ class SkeletonAttention(nn.Module):
             keys, values = map(self._split_heads, self._sample_tokens(hidden_states, landmarks, key_and_value))
             if queries is not None and self.is_fused():
                 mask = None if landmarks.mask is None else landmarks.mask[:, None, None]
-                parts, dropout = (self._split_heads(queries), keys, values), self.dropout.p if self.training else 0.0
-                tokens = nn.functional.scaled_dot_product_attention(*parts, mask, dropout).transpose(1, 2).flatten(2)
+                parts = self._split_heads(queries), keys, values
+                # Of the module itself, which may have been replaced, or put into another mode than this one.
+                rate = getattr(self.dropout, "p", 0.0) if self.dropout.training else 0.0
+                tokens = nn.functional.scaled_dot_product_attention(*parts, mask, rate).transpose(1, 2).flatten(2)
             else:
                 scores = self._score_tokens(keys * self.head_dim**-0.5, hidden_states, queries)
                 token_attentions = self.dropout(token_weights(scores, landmarks.mask)).mT

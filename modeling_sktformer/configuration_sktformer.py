@@ -116,7 +116,7 @@ class SKTformerConfig(PreTrainedConfig):
     smoother_dropout_prob: float | int = 0.1
     classifier_dropout: float | int | None = None
     initializer_range: float | int = 0.02
-    layer_norm_eps: float = 1e-5
+    layer_norm_eps: float | int = 1e-5
     pad_token_id: int | None = 0
     bos_token_id: int | None = None
     eos_token_id: int | list[int] | None = None
@@ -155,6 +155,8 @@ class SKTformerConfig(PreTrainedConfig):
         for option in ("is_decoder", "add_cross_attention", "is_encoder_decoder"):
             if kwargs.get(option):
                 raise ValueError(f"SKTformer is an encoder: `{option}=True` cannot be had; leave the option out.")
+        if "head_dim" in kwargs:
+            raise ValueError("`head_dim` is hidden_size / num_attention_heads; choose these.")
         # `PreTrainedConfig` keeps unknown keys as attributes, so a misspelt size would be ignored without a word.
         for key in kwargs:
             if not hasattr(PreTrainedConfig, key) and (similar := self._similar_field(key)):
@@ -163,22 +165,19 @@ class SKTformerConfig(PreTrainedConfig):
 
     @classmethod
     def _similar_field(cls, key: str) -> str | None:
-        """The field whose name is almost the key's, or begins with the same two words: `max_positions`."""
+        """The field whose name is almost the key's, or begins with what the key is the plural of: `max_positions`."""
         fields = cls.__dataclass_fields__
-        similar = difflib.get_close_matches(key, fields, n=1, cutoff=0.85)
-        words = key.removesuffix("s").split("_")[:2]
-        alike = [field for field in fields if len(words) == 2 and field.split("_")[:2] == words]
-        return next(iter(similar + alike), None)
+        similar = difflib.get_close_matches(key, fields, n=1, cutoff=0.87)  # not `pad_token`
+        longer = [field for field in fields if key.endswith("s") and field.startswith(f"{key[:-1]}_")]
+        return next(iter(similar + longer), None)
 
     @classmethod
     def from_dict(cls, config_dict, **kwargs):
         """As loading does; a `ValueError` for the fields of another architecture, whose weights would not fit."""
         model_type = config_dict.get("model_type", cls.model_type)
         if model_type != cls.model_type:
-            raise ValueError(
-                f'This configuration has the `model_type` "{model_type}", not "{cls.model_type}": its checkpoint is '
-                "of another architecture. Load it with that one's classes, or with the Auto classes."
-            )
+            other = f'the `model_type` "{model_type}", not "{cls.model_type}"'
+            raise ValueError(f"This configuration has {other}; load it with that one's classes or the Auto classes.")
         return super().from_dict(config_dict, **kwargs)
 
     @property
@@ -195,14 +194,13 @@ class SKTformerConfig(PreTrainedConfig):
                 raise ValueError(f"`{name}` must be at least 1, got {value}.")
             if "dropout" in name and value is not None and not 0 <= value < 1:
                 raise ValueError(f"`{name}` must be at least 0 and below 1, got {value}.")
-            if (name == "num_harmonics" or kind in (float, float | int)) and value < 0:
-                raise ValueError(f"`{name}` must not be negative, got {value}.")
+            if (name == "num_harmonics" or kind == float | int) and not 0 <= value < float("inf"):
+                raise ValueError(f"`{name}` must be finite and not negative, got {value}.")
         if self.pad_token_id is not None and not 0 <= self.pad_token_id < self.vocab_size:
             raise ValueError(f"`pad_token_id` ({self.pad_token_id}) is not one of {self.vocab_size} tokens.")
         for name in ("num_attention_heads", "num_segments"):
-            if self.hidden_size % getattr(self, name):
-                sizes = f"`hidden_size` ({self.hidden_size}) is not divisible by `{name}` ({getattr(self, name)})"
-                raise ValueError(f"{sizes}; choose another one.")
+            if self.hidden_size % (parts := getattr(self, name)):
+                raise ValueError(f"`hidden_size` ({self.hidden_size}) is not divisible by `{name}` ({parts}).")
         positions, columns = self.max_position_embeddings, self.head_dim
         for name, there, what in (
             ("num_landmark_tokens", positions, f"`max_position_embeddings` ({positions})"),

@@ -120,7 +120,8 @@ class SKTformerForPrediction(SKTformerPreTrainedModel):
     `max_position_embeddings` says. With `channel_independence` every channel is a series of its own.
 
     Missing values are named by a mask. They count in no statistic, and an embedding of their own tells the layers
-    that there is nothing to read, so that what stands in their place, be it NaN, has no influence.
+    that there is nothing to read, so that what stands in their place, be it NaN, has no influence. A function that is
+    set as `model.loss_function` is given what [`prediction_loss`] takes.
 
     Args:
         config ([`SKTformerConfig`]): Sizes and switches; those from `context_length` on are this head's. A context of
@@ -151,7 +152,6 @@ class SKTformerForPrediction(SKTformerPreTrainedModel):
         self.encoder = SKTformerEncoder(layer_config)
         self.encoder.final_norm = nn.Identity()  # the decoder reads the layers' sum, as in the listing
         self.decoder = nn.Linear(config.hidden_size, width)
-        self.gradient_checkpointing = False
         self.post_init()
 
     @torch.no_grad()
@@ -170,6 +170,12 @@ class SKTformerForPrediction(SKTformerPreTrainedModel):
 
     def set_input_embeddings(self, value: nn.Module) -> None:
         self.value_embedding = cast(nn.Linear, value)
+
+    def get_position_embeddings(self) -> nn.Embedding:
+        """Refuse with a `NotImplementedError`: a forecaster has none."""
+        raise NotImplementedError(
+            "A forecaster has no position embeddings: filters know which times are how far apart."
+        )
 
     def resize_position_embeddings(self, *args: Any, **kwargs: Any) -> None:
         """Refuse with a `NotImplementedError`: a forecaster reads contexts of one length."""
@@ -246,7 +252,8 @@ class SKTformerForPrediction(SKTformerPreTrainedModel):
 
         loss = None
         if future_values is not None:
-            loss = prediction_loss(forecast, future_values, future_observed_mask, self.config.loss)
+            loss_function = getattr(self, "_loss_function", None) or prediction_loss
+            loss = loss_function(forecast, future_values, future_observed_mask, self.config.loss)
         return SKTformerForPredictionOutput(
             loss=loss, prediction_outputs=forecast, loc=loc, scale=scale, **captured_outputs(outputs)
         )
@@ -270,11 +277,14 @@ class SKTformerForPrediction(SKTformerPreTrainedModel):
         dtype = torch.promote_types(self.dtype, torch.float32)
         device = past_values.device if self.device.type == "meta" else self.device  # offloaded weights are on none
         context = past_values[:, -self.config.context_length :].to(device, dtype)
-        was_training = self.training
+        if bool(context.isinf().any()):
+            raise ValueError("`past_values` has an infinite value; give NaN where a value is missing.")
+        modes = {module: module.training for module in self.modules()}
         try:
             return self.eval()(context, past_observed_mask=~context.isnan(), return_dict=True).prediction_outputs
         finally:
-            self.train(was_training)
+            for module, was_training in modes.items():
+                module.training = was_training
 
     @capture_outputs
     def _encode(self, hidden_states: torch.Tensor, **kwargs: Any) -> SKTformerModelOutput:

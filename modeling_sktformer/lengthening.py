@@ -82,7 +82,7 @@ def extend_positions(values: torch.Tensor, new_num_positions: int, extension: st
     return values[sources[extension]]
 
 
-def resize_order(order: torch.Tensor, new_size: int, fresh_order: torch.Tensor) -> torch.Tensor:
+def resize_order(order: torch.Tensor, fresh_order: torch.Tensor) -> torch.Tensor:
     """
     Resize a permutation so that it stays uniform and the elements that remain keep their relative order.
 
@@ -90,7 +90,7 @@ def resize_order(order: torch.Tensor, new_size: int, fresh_order: torch.Tensor) 
     that fits the old size, so these sequences keep their landmarks. `order` is a permutation of 0 .. N - 1;
     `fresh_order`, a uniform one of 0 .. N' - 1, decides which ranks the new elements take. Returns one of these.
     """
-    kept = order[order < new_size]
+    kept = order[order < fresh_order.numel()]
     resized = fresh_order.to(order.device, copy=True)
     resized[resized < order.numel()] = kept
     return resized

@@ -1,5 +1,5 @@
 """
-Losses of the heads, which keep float64 and count what they average over once over all accumulated batches.
+Losses of the heads, which keep float64 and, but for spans, average once over all accumulated batches.
 
 `PreTrainedModel.loss_function` does not: it casts to float32, and divides all but cross entropy by the batch it sees.
 """
@@ -49,13 +49,16 @@ def classification_loss(
         problem_type = "regression" if logits.shape[-1] == 1 else several
     is_single = problem_type == "single_label_classification"
     shape = logits.shape[: 1 if is_single or logits.shape[-1] == 1 else 2]
-    if labels.numel() != shape.numel() or (labels.dim() and labels.shape not in (shape, (*shape, 1))):
-        hint = "give one class index for each row of logits."
+    misfits = labels.numel() != shape.numel() or (labels.dim() and labels.shape not in (shape, (*shape, 1)))
+    if misfits or (is_single and labels.is_floating_point()):
+        hint = "give one class index, an integer, for each row of logits"
         if not is_single:
-            hint = 'set `config.problem_type="single_label_classification"` for class indices.'
+            hint = 'set `config.problem_type="single_label_classification"` for class indices, which are integers'
+        elif labels.shape == logits.shape:
+            hint += ', or set `config.problem_type="multi_label_classification"`'
         raise ValueError(
-            f"labels of shape {tuple(labels.shape)} do not fit logits of shape {tuple(logits.shape)} in a "
-            f"{problem_type} problem; {hint}"
+            f"labels of shape {tuple(labels.shape)} and type {labels.dtype} do not fit logits of shape "
+            f"{tuple(logits.shape)} in a {problem_type} problem; {hint}."
         )
     if is_single:
         return cross_entropy(logits, labels.view(-1), num_items_in_batch)
@@ -77,7 +80,7 @@ def span_loss(
     return (cross_entropy(start_logits, positions[0]) + cross_entropy(end_logits, positions[1])) / 2
 
 
-def _mean(total: torch.Tensor, num_items: torch.Tensor | int, num_in_batch: torch.Tensor | int | None) -> torch.Tensor:
-    divisor = num_items if num_in_batch is None else num_in_batch
+def _mean(total: torch.Tensor, num_here: torch.Tensor | int, num_items: torch.Tensor | int | None) -> torch.Tensor:
+    divisor = num_here if num_items is None else num_items
     # A number is no tensor, which would have to be brought to the device.
     return total / (divisor.to(total.device).clamp(min=1) if torch.is_tensor(divisor) else max(divisor, 1))

@@ -131,10 +131,9 @@ class SKTformerLayer(GradientCheckpointingLayer):
         normalized = self.attention_norm(hidden_states)
         attention_input = normalized if self.smoother is None else self.smoother(normalized, sequences, circle)
         attention_output, *_ = self.attention(attention_input, sequences)
-        if self.residual_gate is not None:
-            attention_input = 2 * self.residual_gate(normalized).sigmoid() * attention_input
         if self.use_smoother_residual:
-            attention_output = attention_output + attention_input
+            gate = 1 if self.residual_gate is None else 2 * self.residual_gate(normalized).sigmoid()
+            attention_output = attention_output + gate * attention_input
         hidden_states = hidden_states + self.dropout(attention_output)
         if not self.use_mlp:
             return hidden_states
@@ -153,7 +152,7 @@ class SKTformerEncoder(nn.Module):
     def forward(self, hidden_states: torch.Tensor, token_mask: torch.Tensor | None) -> torch.Tensor:
         """
         Run the layers on embedded tokens `(B, S, d)`. The mask `(B, S)` is True at real tokens, which stand before the
-        padding; what stands at padding has no influence. By default every token is real.
+        padding; what stands at padding, if finite, has no influence. By default every token is real.
         """
         batch_size, length, _ = hidden_states.shape
         sequences = Sequences.from_mask(length, token_mask, hidden_states.dtype)
@@ -188,7 +187,7 @@ class SKTformerPreTrainedModel(PreTrainedModel):
     # The classes that a checkpoint names for the Auto classes.
     _auto_map = AUTO_MAP
     _other_sizes = (
-        "To change the length, leave out `max_position_embeddings` and call `model.resize_position_embeddings(...)`; "
+        "Sizes are a checkpoint's own. `model.resize_position_embeddings(...)` changes the length when it is loaded; "
         "for another number of labels, `ignore_mismatched_sizes=True` begins with a new head."
     )
     _can_record_outputs = {
@@ -306,7 +305,7 @@ class SKTformerPreTrainedModel(PreTrainedModel):
         known = SKTformerKwargs.__annotations__
         # Libraries give what they want to be off to every model: a cache, say.
         for keyword in [k for k, v in keywords.items() if v is not None and v is not False and k not in known]:
-            expected = [*inspect.signature(type(self).forward).parameters, *known]
+            expected = {*inspect.signature(type(self).forward).parameters, *known} - {"self", "kwargs"}
             similar = difflib.get_close_matches(keyword, expected, n=1)
             hint = f"; did you mean `{similar[0]}`?" if similar else "."
             raise TypeError(f"SKTformer takes no keyword `{keyword}`{hint}")
@@ -345,7 +344,7 @@ class SKTformerPreTrainedModel(PreTrainedModel):
                 pipelines and `tokenizer(..., truncation=True)` truncate.
 
         Raises:
-            ValueError: for another `extension`.
+            ValueError: for another `extension`, and if weights are not there, or not the model's own.
             huggingface_hub.errors.StrictDataclassError: if the configuration does not allow that length, for instance
                 because it is smaller than `num_landmark_tokens`.
         """
@@ -353,6 +352,8 @@ class SKTformerPreTrainedModel(PreTrainedModel):
         resized_config.max_position_embeddings = new_num_position_embeddings
         resized_config.validate()
         embeddings = self.get_position_embeddings()
+        if embeddings.weight.is_meta or "weight" not in embeddings._parameters:
+            raise ValueError("Load the weights, and merge an adapter of the position embeddings, before resizing.")
         extended = extend_positions(embeddings.weight, new_num_position_embeddings, extension)
         embeddings.weight = nn.Parameter(extended, requires_grad=embeddings.weight.requires_grad)
         embeddings.num_embeddings = new_num_position_embeddings
@@ -384,7 +385,6 @@ class SKTformerModel(SKTformerPreTrainedModel):
         super().__init__(config)
         self.embeddings = SKTformerEmbeddings(config)
         self.encoder = SKTformerEncoder(config)
-        self.gradient_checkpointing = False
         self.post_init()
 
     @can_return_tuple
@@ -444,7 +444,7 @@ class SKTformerModel(SKTformerPreTrainedModel):
                 # As it is, if it can be, where outputs may be asked for their gradients with respect to it.
                 if captured and not (getattr(captured[-1], "requires_grad", False) and places.in_place()):
                     outputs[name] = tuple(places.restore(states, dim) for states in captured)
-        return outputs
+        return SKTformerModelOutput(**outputs)  # in the order of the fields, in which heads return them, too
 
     @capture_outputs
     def _encode(self, hidden_states: torch.Tensor, token_mask: torch.Tensor | None, **kwargs) -> SKTformerModelOutput:
@@ -483,8 +483,8 @@ class SKTformerHeadModel(SKTformerPreTrainedModel):
     same), `labels`, `config`, `vocab_size` and `num_items_in_batch`.
     """
 
-    # Whether inputs have an axis of choices after the batch, `(batch_size, num_choices, ...)`.
-    takes_choices = False
+    # Of inputs that have an axis of choices after the batch, `(batch_size, num_choices, ...)`; 0 for any number.
+    num_choices: int | None = None
     # Whether `config.sparse_prediction` is about this head: in training only labelled tokens are scored.
     can_be_sparse = False
     # Whether `config.classifier_pooling` is.
@@ -515,17 +515,20 @@ class SKTformerHeadModel(SKTformerPreTrainedModel):
         """
         self._check_keywords(kwargs)
         inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
-        rows = self._flatten_choices(*inputs) if self.takes_choices else inputs
+        rows = inputs if self.num_choices is None else self._flatten_choices(*inputs)
         shown = kwargs.get("output_hidden_states", self.config.output_hidden_states)
         if reads_layers := self.pools_tokens and self.config.classifier_pooling == "layers":
             kwargs["output_hidden_states"] = True
         outputs = self.sktformer(*rows, return_dict=True, **kwargs)
         states: tuple[torch.Tensor, ...] = outputs.hidden_states if reads_layers else (outputs.last_hidden_state,)
-        if self.takes_choices:
+        if self.num_choices is not None:
             shape = cast(torch.Tensor, input_ids if inputs_embeds is None else inputs_embeds).shape
             states = tuple(layer.unflatten(0, shape[:2]) for layer in states)
+        set_by_user = getattr(self, "_loss_function", None)
+        if not (labels is None or self.pools_tokens or set_by_user) and labels.shape != states[-1].shape[:-1]:
+            raise ValueError(f"`labels` have shape {tuple(labels.shape)}, expected {tuple(states[-1].shape[:-1])}.")
         if self.can_be_sparse and self.config.sparse_prediction and self.training and labels is not None:
-            labels = labels.to(states[-1].device).view(states[-1].shape[:-1])
+            labels = labels.to(states[-1].device)
             labelled = (labels != IGNORE_INDEX).flatten().nonzero().squeeze(1)
             states = (states[-1].flatten(0, 1).index_select(0, labelled),)
             labels = labels.flatten().index_select(0, labelled)
@@ -533,7 +536,7 @@ class SKTformerHeadModel(SKTformerPreTrainedModel):
         loss = None
         if labels is not None:
             options: dict[str, Any] = {"num_items_in_batch": kwargs.get("num_items_in_batch")}
-            if set_by_user := getattr(self, "_loss_function", None):
+            if set_by_user:
                 options |= {"pooled_logits": logits, "config": self.config, "vocab_size": self.config.vocab_size}
             loss = (set_by_user or self._loss)(logits=logits, labels=labels, **options)
         returned = captured_outputs(outputs)
@@ -542,7 +545,12 @@ class SKTformerHeadModel(SKTformerPreTrainedModel):
         return SKTformerHeadOutput(loss=loss, logits=logits, **returned)
 
     def _flatten_choices(self, *inputs: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        """Make the choices of `(batch_size, num_choices, ...)` rows of the batch."""
+        """Make the choices of `(batch_size, num_choices, ...)` rows of the batch; a `ValueError` for other shapes."""
+        names = {"input_ids": "", "attention_mask": "", "inputs_embeds": ", hidden_size"}
+        for (name, last), rows in zip(names.items(), (*inputs[:2], inputs[-1]), strict=True):
+            if rows is not None and (rows.dim() != 3 + bool(last) or self.num_choices not in (0, rows.shape[1])):
+                expected = f"(batch_size, {self.num_choices or 'num_choices'}, sequence_length{last})"
+                raise ValueError(f"`{name}` has shape {tuple(rows.shape)}, this model reads {expected}.")
         return tuple(values if values is None or values.dim() < 3 else values.flatten(0, 1) for values in inputs)
 
     def _score(self, states: tuple[torch.Tensor, ...], attention_mask: torch.Tensor | None) -> torch.Tensor:
@@ -625,11 +633,12 @@ class SKTformerForSequenceClassification(SKTformerHeadModel):
     """
 
     _auto_class = "AutoModelForSequenceClassification"
+    _head_class = SKTformerClassificationHead
     pools_tokens = True
 
     def __init__(self, config: SKTformerConfig):
         super().__init__(config)
-        self.classifier = SKTformerClassificationHead(config, self.num_labels)
+        self.classifier = self._head_class(config, self.num_labels)
         self.post_init()
 
     def _score(self, states: tuple[torch.Tensor, ...], attention_mask: torch.Tensor | None) -> torch.Tensor:
@@ -669,7 +678,7 @@ class SKTformerForMultipleChoice(SKTformerHeadModel):
 
     _auto_class = "AutoModelForMultipleChoice"
     pools_tokens = True
-    takes_choices = True
+    num_choices = 0
 
     def __init__(self, config: SKTformerConfig):
         super().__init__(config)
@@ -691,7 +700,7 @@ class SKTformerMatchingHead(SKTformerClassificationHead):
         return torch.cat([first, second, first * second, first - second], dim=-1)
 
 
-class SKTformerForSequenceMatching(SKTformerHeadModel):
+class SKTformerForSequenceMatching(SKTformerForSequenceClassification):
     """
     SKTformer with a matching head: says how two sequences belong together, for instance whether one cites the other
     (Retrieval in "Long Range Arena: A Benchmark for Efficient Transformers", Section 2.2.3).
@@ -707,22 +716,8 @@ class SKTformerForSequenceMatching(SKTformerHeadModel):
     """
 
     _auto_class = "AutoModelForNextSentencePrediction"
-    pools_tokens = True
-    takes_choices = True
-    _score, _loss = SKTformerForSequenceClassification._score, SKTformerForSequenceClassification._loss
-
-    def __init__(self, config: SKTformerConfig):
-        super().__init__(config)
-        self.classifier = SKTformerMatchingHead(config, self.num_labels)
-        self.post_init()
-
-    def _flatten_choices(self, *inputs: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        names = {"input_ids": "", "attention_mask": "", "inputs_embeds": ", hidden_size"}
-        for (name, last), values in zip(names.items(), (*inputs[:2], inputs[-1]), strict=True):
-            if values is not None and (values.dim() != 3 + bool(last) or values.shape[1] != 2):
-                expected = f"this model reads pairs of sequences: (batch_size, 2, sequence_length{last})."
-                raise ValueError(f"`{name}` has shape {tuple(values.shape)}, {expected}")
-        return super()._flatten_choices(*inputs)
+    _head_class = SKTformerMatchingHead
+    num_choices = 2
 
 
 class SKTformerForQuestionAnswering(SKTformerPreTrainedModel):
@@ -755,6 +750,7 @@ class SKTformerForQuestionAnswering(SKTformerPreTrainedModel):
         Args:
             start_positions, end_positions (`torch.LongTensor` of shape `(batch_size,)`, *optional*):
                 First and last token of the answer; a position outside the input is not counted in the loss.
+                A function that is set as `model.loss_function` is given what [`~losses.span_loss`] takes.
 
         Returns:
             [`~outputs.SKTformerSpanOutput`] with `start_logits` and `end_logits` of shape
@@ -770,5 +766,5 @@ class SKTformerForQuestionAnswering(SKTformerPreTrainedModel):
         start, end = (scores.contiguous() for scores in logits.unbind(dim=-1))
         loss = None
         if start_positions is not None and end_positions is not None:
-            loss = getattr(self, "_loss_function", span_loss)(start, end, start_positions, end_positions)
+            loss = (getattr(self, "_loss_function", None) or span_loss)(start, end, start_positions, end_positions)
         return SKTformerSpanOutput(loss=loss, start_logits=start, end_logits=end, **captured_outputs(outputs))

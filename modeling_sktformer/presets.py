@@ -27,10 +27,11 @@ def load_preset(name: str, **overrides: Any) -> SKTformerConfig:
     """
     if name not in available_presets():
         raise ValueError(f"There is no preset `{name}`; the presets are {', '.join(available_presets())}.")
-    if unknown := [f for f in overrides if f != "attn_implementation" and not hasattr(SKTformerConfig, f)]:
-        raise ValueError(f"SKTformerConfig has no field `{unknown[0]}`; see its docstring for those that it has.")
     fields = json.loads((_preset_folder() / f"{name}.json").read_text(encoding="utf-8"))
-    return SKTformerConfig(**{**fields, **overrides})
+    config = SKTformerConfig(**{**fields, **overrides})
+    if unknown := overrides.keys() - {*config.__dataclass_fields__, "attn_implementation", "num_labels"}:
+        raise ValueError(f"SKTformerConfig has no field `{min(unknown)}`; see its docstring for those that it has.")
+    return config
 
 
 def _preset_folder() -> Traversable:

@@ -118,8 +118,8 @@ class ConvolutionStem(nn.Module):
         num_columns = 2 * width if config.use_fourier_convolution else width
         padding = config.conv_kernel_size // 2
         self.convolution = nn.Conv1d(num_columns, width, config.conv_kernel_size, padding=padding)
-        has_batch_norm = config.smoother_norm == "batch_norm"
-        self.norm = PositionBatchNorm(config) if has_batch_norm else LayerNorm(width, eps=config.layer_norm_eps)
+        self.has_batch_norm = config.smoother_norm == "batch_norm"
+        self.norm = PositionBatchNorm(config) if self.has_batch_norm else LayerNorm(width, eps=config.layer_norm_eps)
         self.activation = nn.ELU() if config.smoother_activation == "elu" else ACT2FN[config.smoother_activation]
         self.dropout = Dropout(config.smoother_dropout_prob, config)
 
@@ -150,7 +150,7 @@ class ConvolutionStem(nn.Module):
 
     def _finish(self, sums: torch.Tensor, sequences: Sequences) -> torch.Tensor:
         """Norm, activation and dropout of what has been convolved."""
-        normalized = self.norm(sums, sequences) if isinstance(self.norm, PositionBatchNorm) else self.norm(sums)
+        normalized = self.norm(sums, sequences) if self.has_batch_norm else self.norm(sums)
         return self.dropout(self.activation(normalized))
 
 
@@ -163,7 +163,7 @@ class Smoother(nn.Module):
         self.convolution_stem = ConvolutionStem(config) if config.use_convolution_stem else None
 
     def forward(self, hidden_states: torch.Tensor, sequences: Sequences, circle: Circle) -> torch.Tensor:
-        """Smooth `(B, S, d)`; what stands at padding has no influence before and no meaning after it."""
+        """Smooth `(B, S, d)`; what stands at padding, if finite, has no influence before and no meaning after it."""
         # A filter reaches over the whole sequence: padding is zeroed before each step that mixes positions.
         hidden_states = sequences.zero_padding(hidden_states)
         stem, fourier_convolution = self.convolution_stem, self.fourier_convolution

@@ -56,6 +56,23 @@ def load(tmp_path):
     return load_files
 
 
+def test_whole_texts_are_not_repeated_for_every_excerpt(write, load, monkeypatch):
+    books = write([{"text": f"{author} " * 500, "label": author, "id": author} for author in ("cat", "dog")])
+    repeated: list[int] = []
+    select = Part.select
+
+    def watch(part, indices):
+        if len(indices) > len(part.rows):
+            repeated.extend(len(str(value)) for row in part.rows for value in row.values())
+        return select(part, indices)
+
+    monkeypatch.setattr(Part, "select", watch)
+    train = load(train_file=books, excerpt_length=12, max_excerpts_per_document=20).parts["train"]
+    assert max(repeated) == len("cat")
+    assert train.rows.column_names == ["label", "id", "excerpt", "text"]
+    assert [row["label"] for row in train.rows] == [row["text"].split()[0] for row in train.rows]
+
+
 def rows_of(labels, **columns):
     return [{"text": f"the {CUES[n % 6]} {WORDS[n % 5]}", "label": label} | columns for n, label in enumerate(labels)]
 

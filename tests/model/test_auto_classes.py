@@ -325,9 +325,18 @@ def test_fields_that_are_none_are_refused(field, message):
         load_preset("sktformer-tiny", **fields)
 
 
-def test_keys_of_others_are_kept():
+def test_a_head_s_width_cannot_be_chosen():
+    with pytest.raises(ValueError, match="`head_dim` is hidden_size / num_attention_heads"):
+        SKTformerConfig(**dict[str, Any](head_dim=64))
+    with pytest.raises(ValueError, match="no field `validate`"):
+        load_preset("sktformer-tiny", validate=3)
+
+
+def test_keys_of_others_are_kept(tmp_path):
     others: dict[str, Any] = {"sep_token_id": 3, "mask_token_id": 4, "my_note": "hello"}
-    kept = vars(SKTformerConfig(**others))
+    others |= {"pad_token": "[PAD]", "pad_token_label_id": -100, "use_token_type_ids": True}
+    SKTformerConfig(**others).save_pretrained(tmp_path)
+    kept = vars(SKTformerConfig.from_pretrained(tmp_path))
     assert {name: kept[name] for name in others} == others
 
 
@@ -355,9 +364,13 @@ def test_what_a_model_returns_can_be_read_from_its_annotation(model_class):
     """As sentence-transformers does, for cross and sparse encoders."""
     model = make_float32_model(model_class)
     annotation = inspect.signature(model.forward).return_annotation
-    assert {field.name for field in dataclasses.fields(annotation)} >= {"hidden_states", "attentions"}
+    fields = [field.name for field in dataclasses.fields(annotation)]
+    assert {*fields} >= {"hidden_states", "attentions"}
     if model_class in MODELS and model_class not in PAIR_HEADS:
-        assert type(model(**make_inputs())) is annotation
+        everything = dict.fromkeys(("output_hidden_states", "output_attentions", "output_feature_attentions"), True)
+        output = model(**make_inputs(), **everything)
+        assert type(output) is annotation
+        assert list(output) == [name for name in fields if name in output]  # in what order tuples have it
 
 
 @pytest.mark.parametrize("model_class", HEADS, ids=lambda c: c.__name__)
@@ -378,8 +391,9 @@ def test_hints_name_what_the_head_takes():
     model = make_float32_model(SKTformerForQuestionAnswering)
     with pytest.raises(TypeError, match="no keyword `start_position`; did you mean `start_positions`"):
         model(**make_inputs(), start_position=torch.zeros(2))
-    with pytest.raises(TypeError, match=r"no keyword `labels`\."):
-        model(**make_inputs(), labels=torch.zeros(2))
+    for keyword in ("labels", "kwarg", "sel"):
+        with pytest.raises(TypeError, match=rf"no keyword `{keyword}`\."):
+            model(**make_inputs(), **{keyword: torch.zeros(2)})
 
 
 def test_a_misspelt_keyword_is_an_error_in_a_forecaster():
@@ -732,9 +746,11 @@ def test_the_presets_are_the_published_sizes():
     [
         ({"num_hidden_layers": 0}, "`num_hidden_layers` must be at least 1, got 0"),
         ({"hidden_dropout_prob": 1.0}, "`hidden_dropout_prob` must be at least 0 and below 1"),
-        ({"initializer_range": -0.1}, "`initializer_range` must not be negative"),
+        ({"initializer_range": -0.1}, "`initializer_range` must be finite and not negative, got -0.1"),
+        ({"layer_norm_eps": float("nan")}, "`layer_norm_eps` must be finite and not negative, got nan"),
+        ({"scaling_epsilon": float("inf")}, "`scaling_epsilon` must be finite"),
         ({"pad_token_id": 99999}, r"`pad_token_id` \(99999\) is not one of 30522 tokens"),
-        ({"num_segments": 7}, r"`hidden_size` \(768\) is not divisible by `num_segments` \(7\); choose another one"),
+        ({"num_segments": 7}, r"`hidden_size` \(768\) is not divisible by `num_segments` \(7\)\."),
         ({"num_landmark_tokens": 513}, r"`num_landmark_tokens` \(513\) is larger than `max_position_embeddings`"),
         ({"num_landmark_features": 65}, r"`num_landmark_features` \(65\) is larger than the width of a head"),
         ({"conv_kernel_size": 4}, "`conv_kernel_size` must be odd"),

@@ -200,6 +200,30 @@ def test_what_stands_in_a_gap_has_no_influence_and_the_gap_itself_has(options):
     assert all(grad.isfinite().all() for grad in grads)
 
 
+def test_a_loss_function_that_is_set_is_taken():
+    model, past = make_forecaster(), make_series()
+    future = torch.ones(len(past), HORIZON, CHANNELS)
+    model.loss_function = lambda forecast, future, mask, kind: forecast.sum() + future.sum()
+    output = model(past_values=past, future_values=future)
+    assert_equal(output.loss, output.prediction_outputs.sum() + future.sum())
+
+
+def test_predicting_leaves_every_module_in_its_mode():
+    model, past = make_forecaster(smoother_norm="batch_norm").train(), make_series()
+    model.encoder.eval()
+    before = [module.training for module in model.modules()]
+    model.predict(past)
+    assert [module.training for module in model.modules()] == before
+    past[0, 3, 1] = torch.inf
+    with pytest.raises(ValueError, match="`past_values` has an infinite value; give NaN where a value is missing"):
+        model.predict(past)
+
+
+def test_a_forecaster_has_no_position_embeddings():
+    with pytest.raises(NotImplementedError, match="has no position embeddings"):
+        make_forecaster().get_position_embeddings()
+
+
 def test_statistics_count_observed_values_only():
     values = torch.tensor([1.0, 9.0, 3.0, 5.0, 7.0])[None, :, None]
     mask = torch.tensor([1, 0, 1, 1, 0]).bool()[None, :, None]

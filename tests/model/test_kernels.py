@@ -510,6 +510,20 @@ def test_the_fused_kernel_drops_in_training_alone():
     assert not torch.equal(attend(layer, states), attend(layer, states))
 
 
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_dropout_of_the_attention_obeys_its_own_module(attention):
+    layer, states = make_attention(attention_probs_dropout_prob=0.5, use_feature_attention=False), make_states()
+    layer.config._attn_implementation = attention
+    layer.train().dropout.eval()
+    expected = attend(layer.eval(), states)
+    layer.training = True
+    assert_identical(attend(layer, states), expected)
+    layer.eval().dropout.train()
+    assert not torch.equal(attend(layer, states), attend(layer, states))
+    setattr(layer.train(), "dropout", torch.nn.Identity())  # noqa: B010
+    assert_identical(attend(layer, states), expected)
+
+
 # Dropout
 
 

@@ -19,6 +19,7 @@ from modeling_sktformer import (
     SKTformerForMultipleChoice,
     SKTformerForQuestionAnswering,
     SKTformerForSequenceClassification,
+    SKTformerForTokenClassification,
     SKTformerModel,
     circle,
 )
@@ -425,10 +426,11 @@ def test_sparse_prediction_changes_neither_loss_nor_gradients():
 
 
 @pytest.mark.parametrize("training", [False, True])
-@pytest.mark.parametrize("shape", [(2, 7), (1, 12)])
-def test_labels_of_other_tokens_are_refused(shape, training):
-    model = make_model(SKTformerForMaskedLM).train(training)
-    with pytest.raises((ValueError, RuntimeError), match=r"invalid for input of size|to match target batch_size"):
+@pytest.mark.parametrize("shape", [(2, 7), (1, 12), (12, 2), (24,), (2, 12, 1)])
+@pytest.mark.parametrize("model_class", [SKTformerForMaskedLM, SKTformerForTokenClassification])
+def test_labels_of_other_tokens_are_refused(model_class, shape, training):
+    model = make_model(model_class).train(training)
+    with pytest.raises(ValueError, match=re.escape(f"`labels` have shape {shape}, expected (2, 12).")):
         model(**make_batch([12, 7]).inputs(), labels=torch.ones(shape, dtype=torch.long))
 
 
@@ -437,8 +439,11 @@ def test_rows_of_choices_may_share_positions_and_types():
     shared = {"position_ids": torch.arange(12).flip(0)[None], "token_type_ids": torch.ones(1, 12, dtype=torch.long)}
     expected = model(**inputs | {name: values.expand(2, 2, -1) for name, values in shared.items()}).logits
     assert_equal(model(**inputs | shared).logits, expected)
-    with pytest.raises(RuntimeError, match="unflatten"):
-        model(**make_batch([12, 7]).inputs())
+    for wrong in ({"input_ids": torch.ones(2, 9).long()}, {"inputs_embeds": torch.zeros(2, 7, 12).double()}):
+        with pytest.raises(ValueError, match=r"reads \(batch_size, num_choices, sequence_length"):
+            model(**wrong)
+    with pytest.raises(ValueError, match=r"`attention_mask` has shape \(4, 12\), this model reads"):
+        model(inputs["input_ids"], attention_mask=inputs["attention_mask"].flatten(0, 1))
 
 
 def test_labelled_tokens_are_looked_for_once():
@@ -479,6 +484,8 @@ def test_the_loss_function_of_transformers_can_be_set(model_class):
     model, batch = make_model(model_class).train(), make_batch([12, 7])
     inputs, labels = batch.inputs(), batch.labels(model_class)
     own = call(model, inputs, **labels).loss
+    model.loss_function = None
+    assert_equal(call(model, inputs, **labels).loss, own)
     model.loss_function = model.loss_function
     torch.testing.assert_close(call(model, inputs, **labels).loss.double(), own, atol=1e-5, rtol=1e-5)
 
@@ -608,7 +615,7 @@ def test_labels_of_another_shape_are_refused_where_they_have_as_many_values(shap
         assert classification_loss(logits, torch.zeros(labels, dtype=dtype), problem).isfinite()
     assert classification_loss(logits[:1, :1], torch.tensor(1.0), "regression") == 1
     for labels in others:
-        with pytest.raises(ValueError, match=rf"labels of shape {re.escape(str(labels))} do not fit"):
+        with pytest.raises(ValueError, match=rf"labels of shape {re.escape(str(labels))} and type .* do not fit"):
             classification_loss(logits, torch.zeros(labels, dtype=dtype), problem)
 
 
@@ -713,6 +720,13 @@ def test_an_unknown_extension_changes_nothing():
     assert model(torch.ones(1, 16, dtype=torch.long)).logits.isfinite().all()
 
 
+def test_only_weights_that_are_there_are_lengthened():
+    with torch.device("meta"):
+        model = SKTformerForMaskedLM(make_config())
+    with pytest.raises(ValueError, match="Load the weights, and merge an adapter"):
+        model.resize_position_embeddings(32)
+
+
 def test_shortening_below_the_landmarks_is_refused_and_changes_nothing():
     model = make_model(SKTformerForMaskedLM)
     before = {name: value.clone() for name, value in model.state_dict().items()}
@@ -726,7 +740,7 @@ def test_resized_order_is_uniform_and_keeps_relative_order():
     first = torch.zeros(12)
     for seed in range(600):
         order = draw_permutation(5, seed, 0, "old")
-        resized = resize_order(order, 12, draw_permutation(12, seed, 0, "new"))
+        resized = resize_order(order, draw_permutation(12, seed, 0, "new"))
         assert resized.sort().values.tolist() == list(range(12))
         assert [p for p in resized.tolist() if p < 5] == order.tolist()
         first[resized[0]] += 1

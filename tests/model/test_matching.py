@@ -87,8 +87,19 @@ def test_mistakes_are_named():
         model(ids.view(3, 2, 5), attention_mask=torch.ones(3, 5))
     with pytest.raises(ValueError, match="exactly one of `input_ids` and `inputs_embeds`"):
         model(attention_mask=ids.view(3, 2, 5))
-    with pytest.raises(ValueError, match=r"labels of shape \(6,\) do not fit logits of shape \(3, 3\).*one class"):
-        model(ids.view(3, 2, 5), labels=torch.zeros(6, dtype=torch.long))
+    for labels, message in (
+        (
+            torch.zeros(6).long(),
+            r"labels of shape \(6,\) and type torch.int64 do not fit logits of shape \(3, 3\).*one class",
+        ),
+        (torch.zeros(3, 3).long(), "single_label_classification problem.*multi_label_classification"),
+        (torch.zeros(3), 'multi_label_classification problem; set `config.problem_type="single.*, which are integers'),
+    ):
+        with pytest.raises(ValueError, match=message):
+            model(ids.view(3, 2, 5), labels=labels)
+    model.config.problem_type = "single_label_classification"
+    with pytest.raises(ValueError, match=r"type torch.float32 do not fit.*give one class index, an integer"):
+        model(ids.view(3, 2, 5), labels=torch.zeros(3))
     model.config.problem_type = "Regression"
     with pytest.raises(ValueError, match="`problem_type` is 'Regression'; it must be one of regression, single_label"):
         model(ids.view(3, 2, 5), labels=torch.zeros(3))

@@ -16,8 +16,10 @@ from huggingface_hub.utils import filter_repo_objects
 from safetensors.torch import load_file
 from transformers import (
     AutoConfig,
+    AutoModelForMaskedLM,
     BertConfig,
     BertForMaskedLM,
+    NystromformerConfig,
     RobertaConfig,
     RobertaForMaskedLM,
     pipeline,
@@ -236,6 +238,24 @@ def test_excerpts_of_novels_are_counted_by_document(run, files, tmp_path, monkey
     assert "label_from_file_name: ^([^_]+)_" in card
     assert "train_file" not in card
     assert str(files) not in card
+
+
+def test_an_encoder_that_takes_no_padding_is_refused(run, files, tmp_path):
+    tokenizer = make_tokenizer()
+    linear = {
+        "max_position_embeddings": 64,
+        "segment_means_seq_len": 64,
+        "num_landmarks": 8,
+        "vocab_size": len(tokenizer),
+    }
+    AutoModelForMaskedLM.from_config(NystromformerConfig(**SIZES, **linear)).save_pretrained(tmp_path / "linear")
+    tokenizer.save_pretrained(tmp_path / "linear")
+    start = ["--model_name_or_path", tmp_path / "linear", "--train_file", files / "train.csv", "--do_train"]
+    with pytest.raises(
+        UserError, match=r"without padding; --config_overrides num_landmarks=64 gives it full attention"
+    ):
+        run(*start)
+    run(*start, "--config_overrides", "num_landmarks=64", epochs=1)
 
 
 def test_a_table_of_nothing_but_texts_is_cut_and_answered(run, files, tmp_path):

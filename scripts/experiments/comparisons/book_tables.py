@@ -130,6 +130,9 @@ _FINE_TUNING_RATE = (
 )
 _WORDS = f"- {TFIDF}: logistic regression on the frequencies of words and pairs of words in excerpts of that length."
 _HELD_OUT = "- What is held out at one length is partly trained on at another; test books never are."
+_FULL_ATTENTION = (
+    "Nystromformer is pre-trained in its linear form and has full attention here: that form takes no padded batch."
+)
 _GROWN = (
     "- An SKTformer of 512 tokens is lengthened, and ModernBERT reads positions by rotation; the others of [the "
     "table of 512 tokens](authorship_frozen_512.md) cannot grow. No model has seen that length in pre-training."
@@ -178,7 +181,7 @@ TABLES = {
             "- SKTformer is read by mean and standard deviation over its tokens, standardised for a new head "
             "(`--calibrate_head`); ModernBERT by the mean, with the layer that its checkpoint lends the head scaled "
             "by the same flag, which raises its scores; the others, as transformers has them, by the first token, "
-            "behind a layer that pre-training has not trained.",
+            f"behind a layer that pre-training has not trained. {_FULL_ATTENTION}",
             _HELD_OUT,
             HOW_TIMED,
         ),
@@ -200,7 +203,8 @@ TABLES = {
     ),
     "authorship_frozen_512": _frozen_table(
         512,
-        "- The heads of the others read the first token, through a layer that pre-training has not trained.",
+        "- The heads of the others read the first token, through a layer that pre-training has not trained. "
+        f"{_FULL_ATTENTION}",
     ),
     "authorship_frozen_2048": _frozen_table(2048, _GROWN),
     "authorship_frozen": _frozen_table(4096, _GROWN),

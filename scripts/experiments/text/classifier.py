@@ -26,7 +26,16 @@ def load_text_tokenizer(checkpoint: CheckpointArguments) -> PreTrainedTokenizerB
 
 
 def fit_text_classifier(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
-    """Make a model take `max_length` tokens, and its tokenizer give what the model takes; raises as [`fit_length`]."""
+    """
+    Make a model take `max_length` tokens, and its tokenizer give what the model takes; raises as [`fit_length`], and
+    a `UserError` for a model that cannot read padded batches.
+    """
+    fixed = getattr(model.config, "segment_means_seq_len", None)
+    if fixed and model.config.num_landmarks < fixed:
+        raise UserError(
+            f"This {type(model).__name__} is linear in the length, for inputs of {fixed} tokens each and without "
+            f"padding; --config_overrides num_landmarks={fixed} gives it full attention, which takes any text."
+        )
     fit_length(model, tokenizer, max_length)
     taken = inspect.signature(model.forward).parameters
     unused = {"token_type_ids"} if getattr(model.config, "type_vocab_size", 2) < 2 else set()
