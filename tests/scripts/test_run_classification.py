@@ -248,7 +248,7 @@ def test_an_encoder_that_takes_no_padding_is_refused(run, files, tmp_path):
         "num_landmarks": 8,
         "vocab_size": len(tokenizer),
     }
-    AutoModelForMaskedLM.from_config(NystromformerConfig(**SIZES, **linear)).save_pretrained(tmp_path / "linear")
+    AutoModelForMaskedLM.from_config(NystromformerConfig(**(SIZES | linear))).save_pretrained(tmp_path / "linear")
     tokenizer.save_pretrained(tmp_path / "linear")
     start = ["--model_name_or_path", tmp_path / "linear", "--train_file", files / "train.csv", "--do_train"]
     with pytest.raises(
