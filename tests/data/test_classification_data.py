@@ -532,3 +532,10 @@ def test_a_baseline_of_words_gives_rare_labels_their_weight():
     part = Part("x", Dataset.from_dict({"text": texts[:-4]}), labels[:-4], list(range(404)))
     data = TextData(Problem(SINGLE, ("a", "b")), ("text",), {"train": part, "validation": rare})
     assert measure_baselines(data, with_tfidf=True)["validation"]["TF-IDF"]["accuracy"] == 1.0
+
+
+def test_half_an_excerpt_is_an_excerpt():
+    tokenizer = make_tokenizer()
+    for rest, number in ((3, 1), (4, 2)):  # of eight tokens beside the special ones
+        (excerpts,) = cut_excerpts([" ".join([*["cat"] * 8, *["dog"] * rest])], tokenizer, 10, None)
+        assert len(excerpts) == number

@@ -15,6 +15,7 @@ from experiments.forecasting.windows import (
     Scaler,
     SeriesArguments,
     Windows,
+    fingerprint_series,
     make_windows,
     read_series,
     split_borders,
@@ -569,3 +570,54 @@ def test_windows_are_collated():
     batch = collate([parts["train"][0], parts["train"][1]])
     assert batch["past_values"].shape == (2, 10, 3)
     assert batch["future_values"].shape == (2, 3, 3)
+
+
+def test_a_season_longer_than_the_past_is_cut_to_it():
+    _, parts = make_parts(make_synthetic(100, 0), 10, 5)
+    origins = parts["train"].origins[:1]
+    forecast = Baselines(parts, season=50, silent=True).forecast(SEASONAL, origins)
+    assert torch.equal(forecast[0], parts["train"].values[:5])  # and nothing of the series' end
+
+
+def make_gappy() -> tuple[np.ndarray, np.ndarray]:
+    """A series of two channels with gaps, and the same with the last observed value in each, 0 before the first."""
+    steps = np.arange(120)
+    values = np.stack([np.sin(steps / 3) + 2, np.cos(steps / 5) - 1], axis=1)
+    values[[0, 1, 30, 31, 50, 90, 110], 0] = np.nan
+    filled = pd.DataFrame(values).ffill().fillna(0).to_numpy()
+    return values, filled
+
+
+def parts_of(values: np.ndarray) -> dict[str, Windows]:
+    borders = split_borders(len(values), None, [0.7, 0.1, 0.2])
+    return {name: Windows(values, part, 8, 4) for name, part in borders.items()}
+
+
+def test_baselines_fill_gaps_and_count_what_was_observed(monkeypatch):
+    monkeypatch.setattr(baselines_module, "_PENALTIES", (1e-4,))
+    values, filled = make_gappy()
+    gappy, whole = (Baselines(parts_of(each), 4, silent=True) for each in (values, filled))
+    np.testing.assert_allclose(gappy.filled, filled, rtol=1e-6)
+    torch.testing.assert_close(gappy.weights, whole.weights)
+    windows = parts_of(values)["test"]
+    errors = [values[origin : origin + 4] - filled[origin - 1] for origin in windows.origins]
+    assert gappy.measure("test")[LAST]["mse"] == pytest.approx(np.nanmean(np.square(errors)), rel=1e-5)
+    assert gappy.measure("test")[LAST]["mae"] == pytest.approx(np.nanmean(np.abs(errors)), rel=1e-5)
+
+
+def test_series_are_told_apart_by_their_names_too():
+    series = make_series("s", table(50), None, None)
+    other = make_series("s", table(50).rename(columns={"a": "b", "b": "a"}), None, None)
+    assert fingerprint_series(series) != fingerprint_series(other)
+
+
+def test_small_units_about_a_large_mean_are_constants():
+    series = make_series("s", table(100, a=1e3 + 1e-10 * (np.arange(100) % 2)), None, None)
+    assert Scaler.fit(series, 70).std[0] == 1
+
+
+def test_time_goes_on_as_it_was_of_late():
+    rows = table(200)
+    rows["date"] = [*pd.date_range("2020-01-01 00:07", periods=100, freq="37min").astype(str), *rows["date"][100:]]
+    series = make_series("s", rows, None, None, rows_are_steps=True)
+    assert series.following_timestamps(1) == ["2024-01-09 08:00:00"]

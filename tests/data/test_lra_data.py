@@ -378,3 +378,19 @@ def test_pairs_that_are_made_share_a_topic_when_they_belong_together():
     labels = parts["train"].labels
     assert scores[labels == 1].mean() > 2 * scores[labels == 0].mean()
     assert ((scores > np.median(scores)) == labels).mean() > 0.9
+
+
+def test_a_limit_takes_examples_from_all_over():
+    made: dict[str, Any] = {"task_name": "retrieval", "stand_in": True, "num_generated": 100, "max_seq_length": 60}
+    whole = load_parts(LraArguments(**made))["train"]
+    some = load_parts(LraArguments(**made, max_train_samples=3))["train"]
+    assert some.fingerprint() == whole.select([0, round(79 / 2), 79]).fingerprint()
+
+
+def test_reviews_that_choose_the_model_are_drawn_from_all_over(tmp_path):
+    write_reviews(tmp_path / "a", 40)
+    parts = texts.read_reviews(tmp_path / "a", 20)
+    held = [bytes(parts["validation"].sequence(n)).decode() for n in range(len(parts["validation"]))]
+    files = sorted(f"{n}.txt" for n in range(40))
+    places = sorted(files.index(f"{text.split()[-1]}.txt") for text in held if text.startswith("neg"))
+    assert places != [0, 10, 20, 30]

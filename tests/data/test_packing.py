@@ -402,3 +402,20 @@ def test_tokens_are_counted_in_the_selected_blocks_alone():
 def test_unigram_cross_entropy_of_nothing_is_an_error():
     with pytest.raises(ValueError, match="no token"):
         unigram_cross_entropy(count_tokens(make_blocks([[2]]), 4), count_tokens(make_blocks([[0]]), 4), [0])
+
+
+def test_a_long_document_is_dealt_out_to_several_readers_and_whole_for_one(tokenizer, tmp_path):
+    source = make_source(make_texts(200), "blank_line")  # one document
+    alone = list(stream_blocks(source, tokenizer, 5000, True))
+    assert alone == list(prepare_blocks(source, tokenizer, 5000, tmp_path, True))
+    stream = stream_blocks(source, tokenizer, 500, num_shards=2)
+    shares = [tally(split_dataset_by_node(stream, rank=rank, world_size=2)) for rank in (0, 1)]
+    assert shares[0] + shares[1] == tally(alone)
+    assert min(share.total() for share in shares) > 0.3 * tally(alone).total()
+
+
+def test_blocks_of_older_rules_are_not_met(tmp_path, tokenizer, monkeypatch):
+    first = prepare_blocks(make_source(make_texts(20)), tokenizer, 32, tmp_path)
+    monkeypatch.setattr(packing, "FORMAT_VERSION", packing.FORMAT_VERSION + 1)
+    again = prepare_blocks(make_source(make_texts(20)), tokenizer, 32, tmp_path)
+    assert again.cache_files != first.cache_files

@@ -290,3 +290,32 @@ def test_what_is_wrong_with_a_folder(tmp_path, images):
     metadata.write_text("imgs/1 sample_10.png\n")
     with pytest.raises(UserError, match=r"1.npy, line 1 has 2 columns"):
         read_pathfinder(tmp_path)
+
+
+def test_the_contrast_of_paddles_is_that_of_long_contours(scenes):
+    made, _ = scenes
+    p = replace(made.parameters, antialias_scale=1, snake_contrast=0.8)  # which is not clipped
+    hidden = np.full((1, 2), -99 - 99j)
+    for paddles in made.paddles[:10]:
+        long, other = np.full((2, *paddles.shape), np.nan, dtype=complex)
+        long[: 2 * p.contour_length], other[2 * p.contour_length :] = np.split(paddles, [2 * p.contour_length])
+        darker, brighter = (Scenes(each[None], hidden, p).draw().max() for each in (long, other))
+        assert darker < brighter
+
+
+def test_contours_turn_less_where_they_are_more_continuous():
+    p = PathfinderParameters(continuity=4.0, contour_length=6, num_distractors=0)
+    contours = make_scenes(np.arange(20) % 2, np.random.default_rng(0), p).paddles.reshape(40, 6, 2)
+    headings = contours[..., 1] - contours[..., 0]
+    turns = np.abs(np.angle(headings[:, 1:] / headings[:, :-1]))
+    assert turns.max() <= np.pi / 2 / 4 + 1e-9
+
+
+def test_contours_keep_a_gap_from_the_border(scenes):
+    made, _ = scenes
+    p = made.parameters
+    for paddles in made.paddles:
+        for contour in contours_of(paddles, p):
+            behind = contour[:, 1] + p.paddle_margin * (contour[:, 1] - contour[:, 0]) / p.paddle_length
+            reached = np.abs(np.stack([behind.real, behind.imag]) - p.image_size / 2)
+            assert reached.max() <= p.image_size / 2 - p.padding + 1e-6

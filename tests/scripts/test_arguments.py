@@ -255,3 +255,23 @@ def test_the_last_of_a_repeated_flag_counts(tmp_path):
     flags = ["--rate", "0.1", "--names", "a", "b", "--mode=x", "--rate=0.2"]
     assert flag_values(flags) == {"rate": "0.2", "names": "a", "mode": "x"}
     assert parse(tmp_path, [], *flags).rate == 0.2
+
+
+@dataclass
+class Rivals:
+    global_batch_size: int | None = field(default=None)
+    gradient_accumulation_steps: int = field(default=1)
+    config_name: str = field(default="tiny")
+    model_name_or_path: str | None = field(default=None)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "flag", "expected"),
+    [
+        ({"global_batch_size": 32}, ["--gradient_accumulation_steps", "4"], Rivals(gradient_accumulation_steps=4)),
+        ({"config_name": "base"}, ["--model_name_or_path", "x"], Rivals(model_name_or_path="x")),
+    ],
+)
+def test_every_pair_of_rivals_gives_way(tmp_path, recipe, flag, expected):
+    base = write(tmp_path / "base.yaml", **recipe)
+    assert parse_command([Rivals], default_recipe=base, argv=flag).groups[0] == expected

@@ -5,6 +5,7 @@ import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import matplotlib.pyplot as plt
 import pytest
@@ -364,3 +365,48 @@ def test_mistakes_are_said_in_one_line(flags):
     with pytest.raises(UserError, match=flags[0]) as error:
         parse_args([BenchmarkArguments], flags)
     assert "\n" not in str(error.value)
+
+
+def test_slow_steps_take_part_in_fewer_rounds(quick, monkeypatch):
+    monkeypatch.setattr(
+        cells, "probe_step", lambda work, *_: Probe(2**20, 90.0 if work.model == "bert-sdpa" else 0.01)
+    )
+    (section,) = quick("--rounds", "6", "--time_limit_s", "30", "--lengths", "64")
+    assert {row["model"]: row["rounds"] for row in section["rows"]} == {"bert-sdpa": 2, "nystromformer": 6}
+
+
+def test_an_interrupted_run_of_another_machine_is_measured_anew_and_one_of_another_commit_goes_on(quick, monkeypatch):
+    machine = {"device": "one", "threads": 1, "commit": "abc", "python": "3", "torch": "2", "transformers": "5"}
+    monkeypatch.setattr(report, "describe_environment", lambda device: machine)
+    quick.fail_at, quick.error = ("nystromformer", 100), KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        quick()
+    shutil.copy(quick.folder / "speed.json", quick.folder / "kept")
+    quick.fail_at = None
+    machine = machine | {"commit": "def"}
+    (section,) = quick()
+    assert (len(quick.made), section["commits"]) == (2, ["abc", "def"])
+    shutil.copy(quick.folder / "kept", quick.folder / "speed.json")
+    machine = machine | {"device": "another"}
+    quick()
+    assert len(quick.made) == 4
+
+
+def test_a_step_may_take_most_of_the_memory_there_is(monkeypatch):
+    run_alone = Mock(return_value=Probe(1, 0.1))
+    monkeypatch.setattr(measurement, "run_alone", run_alone)
+    monkeypatch.setattr(cells.psutil, "virtual_memory", lambda: type("", (), {"available": 1000})())
+    for device in ("cpu", "cuda"):
+        cells.probe_step(WORKLOAD, Setting(1, "float32", False, device))
+    assert [call.args[2] for call in run_alone.call_args_list] == [900, None]
+
+
+def test_the_longest_of_the_shorter_inputs_tells_what_is_too_much():
+    def reason(*rows):
+        earlier = [
+            {**vars(WORKLOAD), "step_time_ms": 1.0, "length": n, "positions": n, "reason": why} for n, why in rows
+        ]
+        return cells.reason_from_shorter(earlier, replace(WORKLOAD, length=2048, positions=2048), 60.0)
+
+    assert reason((512, None), (1024, OUT_OF_MEMORY)) == OUT_OF_MEMORY
+    assert reason((512, measurement.KILLED)) == measurement.KILLED

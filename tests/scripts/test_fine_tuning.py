@@ -8,7 +8,7 @@ import shutil
 import statistics
 from pathlib import Path
 from typing import Any
-from unittest.mock import MagicMock
+from unittest.mock import MagicMock, Mock
 
 import numpy as np
 import pytest
@@ -763,3 +763,53 @@ def test_data_is_told_apart_by_what_stands_in_it():
     many = list(range(1500))
     changed = [*many[:1200], 0, *many[1201:]]
     assert len({fingerprint_rows(Dataset.from_dict({"n": numbers})) for numbers in (many, changed)}) == 2
+
+
+def test_predictions_begin_no_run_in_trackers(tmp_path, monkeypatch):
+    asked = Mock(return_value=[])
+    monkeypatch.setattr("transformers.trainer.get_reporting_integration_callbacks", asked)
+    job, training = make_job(), make_arguments(tmp_path)
+    training.report_to = ["wandb"]
+    predict(job.build_model(), job.splits["validation"], pad, training, tmp_path)
+    asked.assert_called_once_with([])
+    assert training.report_to == ["wandb"]
+
+
+def test_patience_belongs_to_a_run_that_stops_early(tmp_path):
+    every = {"eval_strategy": "steps", "eval_steps": 1, "save_steps": 1, "save_total_limit": None, "max_steps": 4}
+    run(tmp_path / "run", **every, early_stopping_patience=1)
+    with pytest.raises(UserError, match="early_stopping_patience: 1 there, 3 here"):
+        run(tmp_path / "run", **every, early_stopping_patience=3)
+
+
+def test_a_run_goes_on_from_the_checkpoint_that_is_named(tmp_path, monkeypatch, cut, steps):
+    cut(5)
+    with pytest.raises(Stopped):
+        run(tmp_path / "run")
+    steps.clear()
+    monkeypatch.undo()
+    taken, training_step = [], FineTuningTrainer.training_step
+
+    def note(trainer, *args, **kwargs):
+        taken.append(trainer.state.global_step)
+        return training_step(trainer, *args, **kwargs)
+
+    monkeypatch.setattr(FineTuningTrainer, "training_step", note)
+    run(tmp_path / "run", resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-2"))
+    assert taken == [2, 3, 4, 5]
+
+
+def test_a_checkpoint_that_is_named_is_of_one_trial(tmp_path, monkeypatch, cut):
+    cut(3, seed=4)
+    with pytest.raises(Stopped):
+        run(tmp_path / "run", seeds=2)
+    monkeypatch.undo()
+    taken, training_step = [], FineTuningTrainer.training_step
+
+    def note(trainer, *args, **kwargs):
+        taken.append((trainer.args.seed, trainer.state.global_step))
+        return training_step(trainer, *args, **kwargs)
+
+    monkeypatch.setattr(FineTuningTrainer, "training_step", note)
+    run(tmp_path / "run", seeds=3, resume_from_checkpoint=str(tmp_path / "run" / "seed-4" / "checkpoint-2"))
+    assert taken == [*((4, n) for n in range(2, 6)), *((5, n) for n in range(6))]

@@ -284,3 +284,25 @@ def test_examples_may_have_no_label_of_a_class():
     )
     fit_head(model, examples, collate, ARGS)
     assert model(**collate(list(examples))).logits.argmax(dim=-1).tolist() == examples["label"]
+
+
+def test_a_head_s_earlier_bias_is_gone():
+    torch.manual_seed(0)
+    model = SKTformerForSequenceClassification(make_config(classifier_pooling="layers", num_labels=3))
+    head: Any = model.double().eval().classifier
+    nn.init.ones_(head.dense.bias)  # as a head that was trained may have it
+    features = torch.randn(200, head.dense.in_features, dtype=torch.float64)
+    classifier = LinearClassifier(0.3 * np.random.default_rng(0).normal(size=(3, features.shape[1])), np.zeros(3))
+    write_classifier(head, classifier, features)
+    got = head.output(torch.tanh(head.dense(features))).softmax(dim=-1)
+    expected = (features @ torch.from_numpy(classifier.weight).T).softmax(dim=-1)
+    torch.testing.assert_close(got, expected, rtol=0, atol=0.02)
+
+
+def test_what_an_encoder_gives_for_other_parts_is_finite():
+    model: Any = SKTformerForSequenceClassification(make_config(classifier_pooling="layers", num_labels=3))
+    with torch.no_grad():
+        model.get_input_embeddings().weight[29] = torch.nan
+    splits = {"train": make_examples(30), "test": Dataset.from_dict({"input_ids": [[29] * 8]})}
+    with pytest.raises(UserError, match="not finite everywhere"):
+        predict_frozen(model, splits, collate, ARGS)

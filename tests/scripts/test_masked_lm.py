@@ -371,3 +371,15 @@ def test_predictions_are_shown_with_their_sentences(tmp_path, caplog, monkeypatc
     with torch.no_grad():
         best = model.eval()(masked).logits[0, 6].softmax(dim=-1).max(dim=-1)
     assert f"was: doctor; guessed: {tokenizer.decode(best.indices)} ({best.values:.0%}), " in caplog.text
+
+
+@pytest.mark.parametrize(("model_type", "divides"), [("sktformer", True), ("modernbert", True), ("bert", False)])
+def test_losses_are_divided_by_the_tokens_of_a_whole_step_where_the_head_does_so(
+    tmp_path, tokenizer, model_type, divides
+):
+    special = {"pad_token_id": 0, "cls_token_id": 2, "sep_token_id": 3}
+    sizes = {"vocab_size": len(tokenizer), "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    own = {"num_landmark_features": 4} if model_type == "sktformer" else {}
+    config = AutoConfig.for_model(model_type, **sizes, **special, num_attention_heads=2, **own)
+    trainer = make_trainer(tmp_path, tokenizer, AutoModelForMaskedLM.from_config(config))
+    assert trainer.model_accepts_loss_kwargs is divides

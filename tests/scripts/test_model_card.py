@@ -41,3 +41,9 @@ def test_a_card_names_what_the_hub_asks_for(tmp_path, base_model, named, monkeyp
     assert "someone" not in card.content
     assert str(tmp_path) not in card.content
     assert "validation_name: owner/name" in card.text
+
+
+def test_the_name_of_a_run_is_no_argument_of_a_card(tmp_path):
+    facts = CardFacts("pretrain_mlm.py", "fill-mask", "A model.", "a [MASK]", {}, "none", "text")
+    write_card(tmp_path, facts, {"model_type": "bert"}, {"run_name": "secret project", "seed": 1})
+    assert "secret project" not in (tmp_path / "README.md").read_text()

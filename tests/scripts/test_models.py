@@ -551,3 +551,11 @@ def test_fields_that_sizes_have_are_taken_over_by_others():
         models.build_config(ModelArguments(model_type="bert", config_overrides="nothing=1"), 100, 32, 0, 0)
     own = models.build_config(ModelArguments(model_type="bert", config_overrides="layer_norm_eps=1e-3"), 100, 32, 0, 0)
     assert own.layer_norm_eps == 1e-3
+
+
+def test_a_fingerprint_follows_weights_of_the_older_form(tmp_path):
+    seen = set()
+    for weights in (b"one", b"two"):
+        (tmp_path / "pytorch_model.bin").write_bytes(weights)
+        seen.add(fingerprint_checkpoint(str(tmp_path)))
+    assert len(seen) == 2

@@ -564,3 +564,46 @@ def test_a_finished_run_is_uploaded_with_its_card(tmp_path, recipe, monkeypatch)
     assert "pipeline_tag: fill-mask" in card
     (code,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
     compile(code, "card", "exec")
+
+
+@pytest.mark.parametrize(
+    ("group", "name", "value"),
+    [
+        (1, "probabilities", [0.5, 0.5]),
+        (1, "one_document_per_block", True),
+        (1, "streaming", True),
+        (0, "model_type", "bert"),
+        (0, "config_overrides", "hidden_size=64"),
+        (0, "config_name", "sktformer-mini"),
+        (2, "tokenizer_name", "owner/words"),
+    ],
+)
+def test_what_is_read_and_made_makes_another_run(recipe, group, name, value):
+    command = parse_command(pretrain_mlm.ARGUMENTS, argv=["--recipe", str(recipe)])
+    command.groups[3].do_train = True
+    corpus: Any = types.SimpleNamespace(fingerprint="text")
+    before = pretrain_mlm.run_identity(command, corpus)
+    setattr(command.groups[group], name, value)
+    assert pretrain_mlm.run_identity(command, corpus) != before
+
+
+def test_a_run_goes_on_from_the_checkpoint_that_is_named(tmp_path, recipe, monkeypatch):
+    run(monkeypatch, "--recipe", recipe)
+    steps: list[int] = []
+    training_step = MaskedLMTrainer.training_step
+
+    def note(trainer, *args, **kwargs):
+        steps.append(trainer.state.global_step)
+        return training_step(trainer, *args, **kwargs)
+
+    monkeypatch.setattr(MaskedLMTrainer, "training_step", note)
+    named = tmp_path / "run" / "checkpoint-2"
+    run(monkeypatch, "--recipe", recipe, "--max_steps", 6, "--resume_from_checkpoint", named)
+    assert steps == [2, 3, 4, 5]
+
+
+def test_a_stream_is_not_read_by_one_process_for_all(recipe):
+    command = parse_command(pretrain_mlm.ARGUMENTS, argv=["--recipe", str(recipe), "--streaming", "--do_train"])
+    model, corpus, _, training_arguments = command.groups
+    pretrain_mlm.check_stages(training_arguments, model, corpus)
+    assert training_arguments.accelerator_config.dispatch_batches is False

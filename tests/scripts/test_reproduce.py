@@ -820,3 +820,23 @@ def test_data_that_no_flag_names_are_named_by_the_runs():
     assert report._describe_data({}, [{"source": "made"}, {"source": "made"}, {}]) == "Data: made"
     assert report._describe_data({"data_dir": "a/b/c"}, [{"source": "made"}]) == "Data: data dir b/c"
     assert "documentation of the Python installation" in report._describe_data({}, [{}])
+
+
+def test_a_case_of_little_time_has_a_step():
+    assert Case("a second", minutes=1 / 60).in_steps(90_000).max_steps == 1
+
+
+def test_of_many_files_the_first_and_the_last_are_named():
+    files = [f"/data/{n}.txt" for n in range(5)]
+    assert report._describe_data({"train_file": files[:4]}, []) == (
+        "Data: train file data/0.txt, data/1.txt, data/2.txt, data/3.txt"
+    )
+    assert report._describe_data({"train_file": files}, []) == "Data: train file 5 files, data/0.txt to data/4.txt"
+
+
+def test_a_tokenizer_of_another_text_gives_way(tmp_path, monkeypatch):
+    planned: list = []
+    monkeypatch.setattr(reproduce, "execute_runs", lambda runs, *rest: planned.extend(runs))
+    arguments = ComparisonArguments(table="pretraining", output_dir=str(tmp_path))
+    reproduce.train_tokenizer(TABLES["pretraining"], {"train_file": ["a.txt"]}, arguments)
+    assert "--overwrite" in planned[0].arguments

@@ -578,3 +578,23 @@ def test_dollars_in_names_are_no_formulas(run, files, tmp_path):
     folder = run("--train_file", table, epochs=1)
     for picture in ("curve.png", "confusion.png"):
         assert (folder / picture).read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_run_is_uploaded_again_with_its_report(run, files, monkeypatch):
+    seen: list = []
+    monkeypatch.setattr(
+        training, "upload_run", lambda _, folder, message: seen.append((message, (folder / "report.md").is_file()))
+    )
+    run("--train_file", files / "train.csv", epochs=1)
+    assert seen[-1] == ("Evaluated", True)
+
+
+def test_other_names_of_labels_and_other_padding_make_another_run(run, files, tmp_path):
+    run("--train_file", files / "train.csv", epochs=1)
+    with pytest.raises(UserError, match="another run"):
+        run("--train_file", files / "train.csv", "--pad_to_max_length", epochs=1)
+    first = write_table(tmp_path / "a.csv", {"text": [make_text(n) for n in range(30)], "label": ["a", "b", "c"] * 10})
+    other = write_table(tmp_path / "b.csv", {"text": [make_text(n) for n in range(30)], "label": ["d", "e", "f"] * 10})
+    run("--train_file", first, "--output_dir", tmp_path / "named", epochs=1)
+    with pytest.raises(UserError, match="another run"):
+        run("--train_file", other, "--output_dir", tmp_path / "named", epochs=1)

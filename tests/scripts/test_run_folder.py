@@ -12,7 +12,14 @@ import pytest
 
 from experiments.arguments import UserError
 from experiments.results import write_atomically, write_json
-from experiments.run_folder import RunIdentity, check_run_folder, claim_run_folder, find_checkpoint, folder_state
+from experiments.run_folder import (
+    RunIdentity,
+    check_run_folder,
+    claim_run_folder,
+    find_checkpoint,
+    folder_state,
+    recorded_arguments,
+)
 
 
 def identity(max_steps=10, precision="float32", **decides):
@@ -309,3 +316,16 @@ def test_results_are_whole_and_json(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="JSON"):
         write_json(tmp_path / "metrics.json", {"loss": float("nan")})
     assert not (tmp_path / "metrics.json").exists()
+
+
+def test_what_is_said_about_one_start_is_no_recipe():
+    given = {"seed": 1, "overwrite": True, "resume_from_checkpoint": "x", "hub_token": "y"}
+    assert recorded_arguments(given) == {"seed": 1}
+
+
+def test_overwriting_knows_a_home(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    finish(tmp_path / "run", identity())
+    (tmp_path / "run" / "corpus.txt").write_text("precious")
+    with pytest.raises(UserError, match="would delete"):
+        check_run_folder(tmp_path / "run", identity(seed=2), True, ["~/run/corpus.txt"])

@@ -559,3 +559,33 @@ def test_recipes_that_change_their_rate_by_the_epoch_take_steps():
         argv = ["--max_steps", "5", "--output_dir", "x", "--use_cpu"]
         training = parse_command(run_forecasting.ARGUMENTS, default_recipe=RECIPES / recipe, argv=argv).groups[-1]
         assert (training.max_steps, training.learning_rate_decay) == (5, None)
+
+
+def test_what_decides_a_forecaster_makes_another_run(run):
+    run("--do_train", "--learning_rate_decay", "0.5")
+    for changed, message in (
+        (["--learning_rate_decay", "0.9"], r"learning_rate_decay: 0\.5 there, 0\.9 here"),
+        (["--learning_rate_decay", "0.5", "--max_eval_samples", "5"], r"windows\.validation"),
+    ):
+        with pytest.raises(UserError, match=message):
+            run("--do_train", *changed)
+
+
+def test_a_checkpoint_in_another_scale_makes_another_evaluation(run, tmp_path):
+    run("--do_train", "--max_steps", "2")
+    folder = tmp_path / "run" / "horizon-6"
+    flags = ["--model_name_or_path", str(folder), "--model_config", "{}", "--do_eval"]
+    run(*flags, name="measured")
+    scaler = json.loads((folder / "series.json").read_text())
+    (folder / "series.json").write_text(json.dumps(scaler | {"mean": [0.0] * 3}))
+    with pytest.raises(UserError, match="scaler: "):
+        run(*flags, name="measured")
+
+
+def test_a_run_is_uploaded_again_with_its_report(run, tmp_path, monkeypatch):
+    seen: list = []
+    monkeypatch.setattr(
+        run_forecasting, "upload_run", lambda *_: seen.append((tmp_path / "run" / "forecasting.md").is_file())
+    )
+    run("--do_train", "--max_steps", "2")
+    assert seen == [True]

@@ -715,3 +715,10 @@ def test_rows_of_tables_parse(name):
                 assert training.load_best_model_at_end
     assert {"length", "test examples"} <= {measure.title for measure in table.stages[-1].measures}
     assert table.text.format(*(stage.recipe() for stage in table.stages), data="")
+
+
+def test_a_run_is_uploaded_again_with_its_table(run, monkeypatch):
+    seen: list = []
+    monkeypatch.setattr(run_lra, "upload_run", lambda training, folder, _: seen.append((folder / "lra.md").is_file()))
+    run(*EXPRESSIONS, "--max_steps", 2)
+    assert seen == [True]

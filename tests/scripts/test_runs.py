@@ -299,3 +299,21 @@ def test_a_changed_source_tree_is_said_to_be_one(tmp_path, monkeypatch):
     assert describe_environment("cpu")["commit"] == whole
     (tmp_path / "scripts" / "a.py").write_text("2")
     assert describe_environment("cpu")["commit"] == f"{whole}+"
+
+
+def test_what_is_terminated_ends_its_runs_before_they_end_themselves(tmp_path, make_run):
+    (tmp_path / "script.py").write_text(
+        "import os, signal, time; from pathlib import Path\n"
+        "os.kill(os.getppid(), signal.SIGTERM); time.sleep(5)\n"
+        f"Path({str(tmp_path)!r}, 'ended by itself').touch()\n"
+    )
+    with pytest.raises(SystemExit):
+        execute_runs([make_run("a")], [sys.executable, "-S"], "title")
+    assert not (tmp_path / "ended by itself").exists()
+
+
+def test_a_token_does_not_stand_under_a_table(monkeypatch):
+    for words in (["--hub_token", "hf_secret"], ["--hub-token=hf_secret"]):
+        monkeypatch.setattr(sys, "argv", ["scripts/run_lra.py", *words, "--seed", "1"])
+        assert "hf_secret" not in results.command_line()
+        assert results.command_line().endswith("HF_TOKEN --seed 1")

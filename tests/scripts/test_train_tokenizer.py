@@ -248,3 +248,11 @@ def test_mistakes_of_the_command_line_are_one_clear_line(monkeypatch, tmp_path, 
         run(monkeypatch, tmp_path, *flags)
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "out").exists()
+
+
+def test_what_is_held_out_counts_to_no_side_but_its_own():
+    whole = make_source(1000)
+    sides = whole.split(0.25)
+    sizes = {side: source.num_bytes for side, source in sides.items()}
+    for side, source in sides.items():
+        assert sizes[side] == pytest.approx(sum(map(len, source)), rel=0.2)

@@ -1,10 +1,12 @@
 """What every training has in common: checks before it begins, what makes it this run, and when it stops."""
 
 import math
+import os
 import statistics
 import sys
 import types
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -589,3 +591,65 @@ def test_steps_are_timed_by_what_does_them(device, monkeypatch):
         timer.on_step_end(args, None, None)
     assert timer.metrics()["step_time_ms"] == (2000.0 if device == "cpu" else 3.0)
     assert now["waited"] == (device != "cpu")
+
+
+def test_a_repository_is_as_private_as_was_asked_and_its_branch_the_one_named(tmp_path, monkeypatch):
+    create, upload = Mock(return_value=types.SimpleNamespace(repo_id="me/mine")), Mock()
+    monkeypatch.setattr(training_module, "create_repo", create)
+    monkeypatch.setattr(training_module, "upload_folder", upload)
+    training: Any = arguments(tmp_path)
+    training.push_to_hub, training.hub_private_repo, training.hub_revision = True, True, "v2"
+    upload_run(training, tmp_path, "End")
+    assert create.call_args.kwargs["private"] is True
+    assert upload.call_args.kwargs["revision"] == "v2"
+
+
+def test_threads_that_a_person_has_set_are_kept_under_a_launcher(tmp_path, monkeypatch):
+    counts: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", counts.append)
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no")
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    prepare(arguments(tmp_path), {})
+    assert counts == []
+
+
+def test_what_several_devices_drop_is_counted(tmp_path, monkeypatch):
+    monkeypatch.setattr(RunArguments, "world_size", 2)
+    flags = ["--dataloader_drop_last", "true", "--per_device_train_batch_size", "32", "--num_train_epochs", "3"]
+    assert describe_steps(arguments(tmp_path, *flags), 100).startswith("3 of 64 sequences")
+
+
+def test_every_example_is_predicted_whatever_training_drops(tmp_path):
+    flags = ["--dataloader_drop_last", "true", "--per_device_eval_batch_size", "3"]
+    trainer = ExperimentTrainer(model=Line(), args=arguments(tmp_path, *flags), train_dataset=ROWS)
+    assert len(cast(Any, trainer.predict(ROWS).label_ids)) == len(ROWS)
+    assert trainer.args.dataloader_drop_last
+
+
+def test_a_token_leaves_the_arguments_for_the_environment(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "")
+    training = arguments(tmp_path, "--hub_token", "hf_secret")
+    prepare(training, {})
+    assert (training.hub_token, os.environ["HF_TOKEN"]) == (None, "hf_secret")
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [["--eval_steps", "50"], ["--save_steps", "1000"], ["--eval_delay", "9"], ["--metric_for_best_model", "x"]],
+)
+def test_each_word_about_the_best_checkpoint_decides_the_result(tmp_path, flags):
+    best = ["--do_train", "--load_best_model_at_end", "--eval_strategy", "steps", "--save_strategy", "steps"]
+    first, other = arguments(tmp_path, *best), arguments(tmp_path, *best)
+    setattr(other, flags[0][2:], flags[1])
+    assert training_identity(first, {}).decides != training_identity(other, {}).decides
+
+
+def test_a_step_s_processor_time_is_its_own(monkeypatch):
+    timer, now = StepTimer(), {"clock": 0.0, "cpu": 0.0}
+    monkeypatch.setattr(trainer_module.time, "perf_counter", lambda: now["clock"])
+    monkeypatch.setattr(trainer_module.time, "process_time", lambda: now["cpu"])
+    args: Any = types.SimpleNamespace(device=torch.device("cpu"))
+    timer.on_step_begin(args, None, None)
+    now["cpu"] += 4.0
+    timer.on_step_end(args, None, None)
+    assert timer.metrics()["step_cpu_time_ms"] == 4000.0

@@ -509,3 +509,10 @@ def test_bars_are_not_written_into_files(recipe, monkeypatch):
     assert not sys.stderr.isatty()
     run(monkeypatch, "--recipe", recipe, "--task_name", "cola")
     assert seen == [True]
+
+
+def test_other_lengths_and_padding_make_another_run(recipe, monkeypatch):
+    run(monkeypatch, "--recipe", recipe, "--task_name", "cola")
+    for name, value in (("max_seq_length", 48), ("pad_to_max_length", True)):
+        with pytest.raises(UserError, match=f"another run .*{name}: "):
+            run(monkeypatch, "--recipe", recipe, "--task_name", "cola", f"--{name}", value)
