@@ -546,10 +546,10 @@ class SKTformerHeadModel(SKTformerPreTrainedModel):
 
     def _flatten_choices(self, *inputs: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         """Make the choices of `(batch_size, num_choices, ...)` rows of the batch; a `ValueError` for other shapes."""
-        names = {"input_ids": "", "attention_mask": "", "inputs_embeds": ", hidden_size"}
+        names, count = {"input_ids": "", "attention_mask": "", "inputs_embeds": ", hidden_size"}, self.num_choices
         for (name, last), rows in zip(names.items(), (*inputs[:2], inputs[-1]), strict=True):
-            if rows is not None and (rows.dim() != 3 + bool(last) or self.num_choices not in (0, rows.shape[1])):
-                expected = f"(batch_size, {self.num_choices or 'num_choices'}, sequence_length{last})"
+            if rows is not None and (rows.dim() != 3 + bool(last) or rows.shape[1] != (count or rows.shape[1])):
+                expected = f"(batch_size, {count or 'num_choices'}, sequence_length{last})"
                 raise ValueError(f"`{name}` has shape {tuple(rows.shape)}, this model reads {expected}.")
         return tuple(values if values is None or values.dim() < 3 else values.flatten(0, 1) for values in inputs)
 
