@@ -132,8 +132,9 @@ class SKTformerLayer(GradientCheckpointingLayer):
         attention_input = normalized if self.smoother is None else self.smoother(normalized, sequences, circle)
         attention_output, *_ = self.attention(attention_input, sequences)
         if self.use_smoother_residual:
-            gate = 1 if self.residual_gate is None else 2 * self.residual_gate(normalized).sigmoid()
-            attention_output = attention_output + gate * attention_input
+            if self.residual_gate is not None:
+                attention_input = 2 * self.residual_gate(normalized).sigmoid() * attention_input
+            attention_output = attention_output + attention_input
         hidden_states = hidden_states + self.dropout(attention_output)
         if not self.use_mlp:
             return hidden_states

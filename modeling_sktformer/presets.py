@@ -27,8 +27,7 @@ def load_preset(name: str, **overrides: Any) -> SKTformerConfig:
     """
     if name not in available_presets():
         raise ValueError(f"There is no preset `{name}`; the presets are {', '.join(available_presets())}.")
-    fields = json.loads((_preset_folder() / f"{name}.json").read_text(encoding="utf-8"))
-    config = SKTformerConfig(**{**fields, **overrides})
+    config = SKTformerConfig(**(json.loads((_preset_folder() / f"{name}.json").read_text("utf-8")) | overrides))
     if unknown := overrides.keys() - {*config.__dataclass_fields__, "attn_implementation", "num_labels"}:
         raise ValueError(f"SKTformerConfig has no field `{min(unknown)}`; see its docstring for those that it has.")
     return config
