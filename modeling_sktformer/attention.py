@@ -121,7 +121,7 @@ class SkeletonAttention(nn.Module):
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         for key in (f"{prefix}{name}" for name in self._buffers):
             if key in state_dict:  # averaged along with weights, 7 may be 6.9999995, which a cast would make 6
-                state_dict[key] = state_dict[key].round()
+                state_dict[key] = state_dict[key].round().to(torch.long)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def forward(

@@ -20,6 +20,7 @@ from transformers.utils.output_capturing import capture_outputs
 from .configuration_sktformer import SKTformerConfig
 from .modeling_sktformer import SKTformerEncoder, SKTformerKwargs, SKTformerPreTrainedModel, captured_outputs
 from .outputs import SkeletonMatrices, SKTformerModelOutput
+from .sequences import can_be_read
 
 
 @dataclass
@@ -318,7 +319,7 @@ class SKTformerForPrediction(SKTformerPreTrainedModel):
         ):
             if given is not None and given.shape != expected:
                 raise ValueError(f"`{name}` has shape {tuple(given.shape)}, expected {expected}.")
-        if past.device.type != "cpu" or torch.compiler.is_compiling() or torch.jit.is_tracing():
+        if not can_be_read(past):
             return
         for name, values, mask in (("past", past, past_mask), ("future", future, future_mask)):
             unnamed = values if values is None or mask is None else values.masked_fill(~mask.bool(), 0)
@@ -338,6 +339,3 @@ def prediction_loss(
     errors = forecast - future.to(forecast.dtype)
     errors = errors.square() if kind == "mse" else errors.abs()
     return errors.mean() if observed_mask is None else errors.sum() / observed_mask.sum().clamp(min=1)
-
-
-__all__ = ["SKTformerForPrediction", "SKTformerForPredictionOutput"]

@@ -28,25 +28,28 @@ def cross_entropy(
     return _mean(total, (labels != IGNORE_INDEX).sum(), num_items_in_batch)
 
 
+def find_problem_type(logits: torch.Tensor, labels: torch.Tensor) -> str:
+    """Regression for one label, single-label for integer labels, multi-label for others."""
+    several = "multi_label_classification" if labels.is_floating_point() else "single_label_classification"
+    return "regression" if logits.shape[-1] == 1 else several
+
+
 def classification_loss(
     logits: torch.Tensor,
     labels: torch.Tensor,
-    problem_type: str | None,
+    problem_type: str,
     num_items_in_batch: torch.Tensor | int | None = None,
 ) -> torch.Tensor:
     """
     Loss of a sequence classifier with `logits` `(batch_size, num_labels)`; the divisor is as in [`cross_entropy`].
 
     The `problem_type` is `"regression"` (mean squared error), `"single_label_classification"` (cross entropy) or
-    `"multi_label_classification"` (binary cross entropy). By default regression for one label, single-label for
-    integer labels, multi-label for others. `labels` are classes `(batch_size,)`, or targets of the shape of `logits`
-    (one column may be left out); a `ValueError` if their shape does not fit, or the problem is another one.
+    `"multi_label_classification"` (binary cross entropy). `labels` are classes `(batch_size,)`, or targets of the
+    shape of `logits` (one column may be left out); a `ValueError` if their shape does not fit, or the problem is
+    another one.
     """
-    if problem_type not in (None, *PROBLEM_TYPES):
+    if problem_type not in PROBLEM_TYPES:
         raise ValueError(f"`problem_type` is {problem_type!r}; it must be one of {', '.join(PROBLEM_TYPES)}.")
-    if problem_type is None:
-        several = "multi_label_classification" if labels.is_floating_point() else "single_label_classification"
-        problem_type = "regression" if logits.shape[-1] == 1 else several
     is_single = problem_type == "single_label_classification"
     shape = logits.shape[: 1 if is_single or logits.shape[-1] == 1 else 2]
     misfits = labels.numel() != shape.numel() or (labels.dim() and labels.shape not in (shape, (*shape, 1)))
@@ -74,9 +77,15 @@ def classification_loss(
 def span_loss(
     start_logits: torch.Tensor, end_logits: torch.Tensor, start_positions: torch.Tensor, end_positions: torch.Tensor
 ) -> torch.Tensor:
-    """Mean cross entropy of where answers `(B,)` start and end, by logits `(B, S)`; places outside are not counted."""
-    positions = torch.stack([start_positions.flatten(), end_positions.flatten()])
-    positions = positions.masked_fill((positions < 0) | (positions >= start_logits.shape[1]), IGNORE_INDEX)
+    """
+    Mean cross entropy of where answers `(B,)` start and end, by logits `(B, S)`; places outside of the input, and at
+    padding, whose logits are the lowest finite value, are not counted.
+    """
+    positions = torch.stack([start_positions.flatten(), end_positions.flatten()]).to(start_logits.device)
+    inside = positions.clamp(0, start_logits.shape[1] - 1)
+    scores = torch.stack([start_logits, end_logits]).gather(2, inside.unsqueeze(2)).squeeze(2)
+    is_outside = (positions != inside) | (scores == torch.finfo(scores.dtype).min)
+    positions = positions.masked_fill(is_outside, IGNORE_INDEX)
     return (cross_entropy(start_logits, positions[0]) + cross_entropy(end_logits, positions[1])) / 2
 
 

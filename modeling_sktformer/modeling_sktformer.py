@@ -32,7 +32,7 @@ from .circle import Circle, choose_circle
 from .configuration_sktformer import SKTformerConfig
 from .kernels import Dropout, LayerNorm
 from .lengthening import extend_positions
-from .losses import IGNORE_INDEX, classification_loss, cross_entropy, span_loss
+from .losses import IGNORE_INDEX, classification_loss, cross_entropy, find_problem_type, span_loss
 from .outputs import SKTformerHeadOutput, SKTformerModelOutput, SKTformerSpanOutput
 from .position_batch_norm import PositionBatchNorm
 from .sequences import SequencePooling, Sequences, TokenPlaces
@@ -45,6 +45,12 @@ AUTO_MAP = {
     "AutoModel": "modeling_sktformer.SKTformerModel",
     **{f"AutoModelFor{head}": f"modeling_sktformer.SKTformerFor{head}" for head in _HEADS},
     "AutoModelForNextSentencePrediction": "modeling_sktformer.SKTformerForSequenceMatching",
+}
+
+# Of tokenizers' outputs and sentence-transformers' features: libraries hand them to every model as they are.
+_FROM_LIBRARIES = {
+    *("special_tokens_mask", "offset_mapping", "overflow_to_sample_mapping", "num_truncated_tokens", "length"),
+    *("token_embeddings", "cls_token_embeddings", "all_layer_embeddings", "sentence_embedding", "token_weights_sum"),
 }
 
 
@@ -277,9 +283,7 @@ class SKTformerPreTrainedModel(PreTrainedModel):
             if "ignore_mismatched_sizes" not in str(error):
                 raise
             raise RuntimeError(f"{error} {cls._other_sizes}") from error
-        for name, order in (loaded[0] if isinstance(loaded, tuple) else loaded).named_buffers():
-            if "landmark_" in name and order.device.type != "meta" and len(order.unique()) < len(order):
-                raise ValueError(f"`{name}` is no permutation: averages have to leave whole numbers as they are.")
+        (loaded[0] if isinstance(loaded, tuple) else loaded)._check_samples()
         return loaded
 
     def save_pretrained(self, save_directory: str | os.PathLike, *args, **kwargs):
@@ -287,6 +291,7 @@ class SKTformerPreTrainedModel(PreTrainedModel):
         Save weights, configuration and the model's code, with a class for every Auto class: the checkpoint loads with
         any head where this package is not installed (`trust_remote_code=True`).
         """
+        self._check_samples()
         before, kind = dict(vars(self.config)), type(self)
         own = kind.__module__, kind.__name__
         if self._auto_class is not None:
@@ -302,10 +307,17 @@ class SKTformerPreTrainedModel(PreTrainedModel):
             vars(self.config).clear()
             vars(self.config).update(before)
 
+    def _check_samples(self) -> None:
+        """A `ValueError` if averages have made numbers of the samples that are none: a mean of 7 and 7 may be 6."""
+        for name, order in self.named_buffers():
+            if "landmark_" in name and order.device.type != "meta" and len(order.unique()) < len(order):
+                raise ValueError(f"`{name}` is no permutation: averages have to leave whole numbers as they are.")
+
     def _check_keywords(self, keywords: Mapping[str, Any]) -> None:
         known = SKTformerKwargs.__annotations__
         # Libraries give what they want to be off to every model: a cache, say.
-        for keyword in [k for k, v in keywords.items() if v is not None and v is not False and k not in known]:
+        unknown = [key for key, value in keywords.items() if value is not None and value is not False]
+        for keyword in (key for key in unknown if key not in known and key not in _FROM_LIBRARIES):
             expected = {*inspect.signature(type(self).forward).parameters, *known} - {"self", "kwargs"}
             similar = difflib.get_close_matches(keyword, expected, n=1)
             hint = f"; did you mean `{similar[0]}`?" if similar else "."
@@ -630,7 +642,8 @@ class SKTformerForSequenceClassification(SKTformerHeadModel):
 
     `logits` have shape `(batch_size, num_labels)`. `labels` are classes `(batch_size,)` or targets `(batch_size,
     num_labels)`, see `config.problem_type`: one label is regression (mean squared error), integer labels are classes
-    (cross entropy), others a multi-label problem (binary cross entropy). Labels of another shape are a `ValueError`.
+    (cross entropy), others a multi-label problem (binary cross entropy). The first labels decide it where the
+    configuration does not, and it is saved with the model. Labels of another shape are a `ValueError`.
     """
 
     _auto_class = "AutoModelForSequenceClassification"
@@ -646,7 +659,10 @@ class SKTformerForSequenceClassification(SKTformerHeadModel):
         return self.classifier(states, attention_mask)
 
     def _loss(self, logits: torch.Tensor, labels: torch.Tensor, **options: Any) -> torch.Tensor:
-        return classification_loss(logits, labels, self.config.problem_type, **options)
+        kind: Any = self.config.problem_type or find_problem_type(logits, labels)
+        loss = classification_loss(logits, labels, kind, **options)
+        self.config.problem_type = kind  # by which pipelines know what logits are
+        return loss
 
 
 class SKTformerForTokenClassification(SKTformerHeadModel):
@@ -750,7 +766,8 @@ class SKTformerForQuestionAnswering(SKTformerPreTrainedModel):
 
         Args:
             start_positions, end_positions (`torch.LongTensor` of shape `(batch_size,)`, *optional*):
-                First and last token of the answer; a position outside the input is not counted in the loss.
+                First and last token of the answer; a position outside the input or at padding is not counted in the
+                loss.
                 A function that is set as `model.loss_function` is given what [`~losses.span_loss`] takes.
 
         Returns:

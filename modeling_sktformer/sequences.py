@@ -86,6 +86,13 @@ def draw_permutation(size: int, seed: int, layer_idx: int, name: str) -> torch.T
     return torch.randperm(size, generator=generator, device="cpu")
 
 
+def can_be_read(values: torch.Tensor) -> bool:
+    """Whether a decision may rest on values: on processors, but not in graphs and below `torch.func.vmap`."""
+    if values.device.type != "cpu" or is_tracing(values):
+        return False
+    return not torch._C._functorch.is_functorch_wrapped_tensor(values)
+
+
 class TokenPlaces:
     """Where each sequence's real tokens stand, and how to bring them to the front and back."""
 
@@ -103,8 +110,7 @@ class TokenPlaces:
         if attention_mask is None:
             return None
         mask = attention_mask.bool()
-        has_values = not (is_tracing(mask) or torch._C._functorch.is_functorch_wrapped_tensor(mask))
-        return None if mask.device.type == "cpu" and has_values and bool(mask.all()) else cls(mask)
+        return None if can_be_read(mask) and bool(mask.all()) else cls(mask)
 
     def to_front(self, values: torch.Tensor | None) -> torch.Tensor | None:
         """Bring `(B or 1, S, ...)` into the order of the ranks."""

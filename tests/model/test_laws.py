@@ -25,7 +25,7 @@ from modeling_sktformer import (
 )
 from modeling_sktformer.circle import Circle
 from modeling_sktformer.lengthening import extend_positions, resize_order
-from modeling_sktformer.losses import classification_loss
+from modeling_sktformer.losses import classification_loss, find_problem_type
 from modeling_sktformer.position_batch_norm import PositionBatchNorm
 from modeling_sktformer.sequences import Landmarks, Sequences, draw_permutation, select_landmarks
 from support.builders import (
@@ -596,7 +596,7 @@ def test_losses_of_numbers_do_not_wait_for_their_device(labels):
     labels = labels.to("meta")
     with NeverWait():
         for num_items in (None, 2):
-            classification_loss(logits, labels, None, num_items).backward()
+            classification_loss(logits, labels, find_problem_type(logits, labels), num_items).backward()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,107 @@
+"""What libraries do with models beside training and loading them."""
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from transformers import pipeline
+
+from modeling_sktformer import (
+    SKTformerForMaskedLM,
+    SKTformerForPrediction,
+    SKTformerForQuestionAnswering,
+    SKTformerForSequenceClassification,
+    SKTformerForSequenceMatching,
+    SKTformerModel,
+)
+from support.builders import assert_equal, call, make_batch, make_config, make_model
+from support.texts import make_tokenizer
+
+
+@pytest.mark.parametrize("model_class", [SKTformerForSequenceClassification, SKTformerForSequenceMatching])
+@pytest.mark.parametrize(
+    ("num_labels", "labels", "expected"),
+    [
+        (1, torch.tensor([3.5, 2.0]), "regression"),
+        (3, torch.tensor([0, 2]), "single_label_classification"),
+        (3, torch.tensor([[0.0, 1.0, 1.0], [1.0, 0.0, 0.0]]), "multi_label_classification"),
+    ],
+)
+def test_the_first_labels_say_what_is_predicted_and_the_configuration_keeps_it(
+    model_class, num_labels, labels, expected, tmp_path
+):
+    model = make_model(model_class, num_labels=num_labels)
+    inputs = make_batch([12, 5] * (2 if model_class is SKTformerForSequenceMatching else 1)).inputs()
+    with pytest.raises(ValueError, match="do not fit"):
+        call(model, inputs, labels=torch.zeros(7))
+    assert model.config.problem_type is None
+    loss = call(model, inputs, labels=labels).loss
+    assert model.config.problem_type == expected
+    assert_equal(call(model, inputs, labels=labels).loss, loss)
+    model.save_pretrained(tmp_path)
+    assert model_class.from_pretrained(tmp_path).config.problem_type == expected
+
+
+def test_a_pipeline_shows_a_number_as_it_was_learnt(tmp_path):
+    tokenizer = make_tokenizer()
+    tokenizer.save_pretrained(tmp_path)
+    model = make_model(SKTformerForSequenceClassification, num_labels=1, vocab_size=len(tokenizer))
+    inputs = tokenizer("a cat", return_tensors="pt")
+    expected = float(model(**inputs, labels=torch.tensor([3.0])).logits)
+    model.save_pretrained(tmp_path)
+    (answer,) = pipeline("text-classification", model=str(tmp_path), dtype=torch.float64)("a cat")
+    assert answer["score"] == pytest.approx(expected)
+    assert not 0 <= expected <= 1
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_an_answer_at_padding_is_not_counted(side):
+    model, batch = make_model(SKTformerForQuestionAnswering), make_batch([12, 7])
+    inputs, labels = batch.inputs(side), batch.labels(SKTformerForQuestionAnswering, side)
+    expected = model(**{name: rows[:1] for name, rows in inputs.items()}, **{n: v[:1] for n, v in labels.items()}).loss
+    place = int(inputs["attention_mask"][1].argmin())
+    labels = {name: torch.tensor([int(places[0]), place]) for name, places in labels.items()}
+    assert_equal(model(**inputs, **labels).loss, expected)
+    one_end = labels | {"end_positions": torch.tensor([int(labels["end_positions"][0]), 12])}
+    assert_equal(model(**inputs, **one_end).loss, expected)
+
+
+def test_what_tokenizers_return_and_libraries_add_is_passed_over():
+    model, inputs = make_model(SKTformerModel), make_batch([12, 7]).inputs()
+    expected = model(**inputs)[0]
+    extra = ("special_tokens_mask", "offset_mapping", "length", "token_embeddings", "sentence_embedding")
+    assert_equal(model(**inputs, **dict.fromkeys(extra, torch.ones(2, 12)))[0], expected)
+    with pytest.raises(TypeError, match="no keyword `cu_seq_lens_q`"):  # texts would run into one another
+        model(**inputs, cu_seq_lens_q=torch.tensor([0, 12]))
+
+
+def test_averages_that_have_spoilt_the_samples_are_not_saved(tmp_path):
+    model = make_model(SKTformerForMaskedLM)
+    for options in ({}, {"use_buffers": True}):
+        averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9), **options)
+        for _ in range(3):
+            averaged.update_parameters(model)
+        if not options:
+            averaged.module.save_pretrained(tmp_path / "whole")
+            continue
+        with pytest.raises(ValueError, match=r"landmark_order. is no permutation"):
+            averaged.module.save_pretrained(tmp_path / "spoilt")
+        assert not (tmp_path / "spoilt").exists()
+
+
+def test_an_averaged_state_may_take_the_place_of_the_model_s():
+    model, inputs = make_model(SKTformerModel), make_batch([12, 7]).inputs()
+    expected = model(**inputs)[0]
+    averaged = {name: (value.double() + value.double()) / 2 for name, value in model.state_dict().items()}
+    model.load_state_dict(averaged, assign=True)
+    assert_equal(model(**inputs)[0], expected)
+
+
+def test_a_forecaster_has_gradients_for_each_series_and_a_shape_without_values():
+    config = make_config(context_length=16, prediction_length=4, num_input_channels=2)
+    model, past = SKTformerForPrediction(config).double().eval(), torch.randn(3, 16, 2, dtype=torch.float64)
+    each = torch.func.vmap(lambda series: model(series[None]).prediction_outputs[0])(past)
+    assert_equal(each, model(past).prediction_outputs)
+    with FakeTensorMode():
+        fake = SKTformerForPrediction(config)(torch.randn(2, 16, 2), future_values=torch.randn(2, 4, 2))
+    assert fake.prediction_outputs.shape == (2, 4, 2)
