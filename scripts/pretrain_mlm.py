@@ -116,6 +116,11 @@ def describe(command: Command, model: PreTrainedModel) -> str:
     return progress.describe_model(model, f"from {origin}" if origin else f"new, {name}")
 
 
+def losses(trainer: MaskedLMTrainer) -> list[dict[str, float]]:
+    """What the log has of losses up to now."""
+    return [entry for entry in trainer.history() if "loss" in entry or "eval_loss" in entry]
+
+
 def train(
     command: Command, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, corpus: Corpus, blocks: Blocks
 ) -> None:
@@ -155,8 +160,8 @@ def train(
         if counted is not None:
             metrics["step_multiply_adds"] = counted * progress.global_batch(training) / batch_size
     state = trainer.state
-    # Where the best model is kept it is measured once more, behind the training.
-    history = trainer.history() if training.load_best_model_at_end else None
+    # Where the best model is kept it is measured once more, behind the training; that is no part of the curve.
+    history = losses(trainer) if training.load_best_model_at_end else []
     metrics |= {
         **(trainer.last_evaluation() or trainer.evaluate()),
         "step": (training.load_best_model_at_end and state.best_global_step) or state.global_step,
@@ -167,7 +172,7 @@ def train(
         "model_type": model.config.model_type,
         "seed": training.seed,
         "environment": describe_environment(training.device.type),
-        "history": [entry for entry in history or trainer.history() if "loss" in entry or "eval_loss" in entry],
+        "history": history or losses(trainer),
     }
     logger.info("\nMasked words of the evaluation text:")
     examples = show_predictions(trainer, blocks)

@@ -44,7 +44,10 @@ _OVERRIDES, _FIELDS = "config_overrides", "model_config"
 # Flags that name folders to write to.
 _WRITTEN = ("output_dir", "results_dir", "cache_dir", "logging_dir")
 # Flags that name one folder or file, of whose ~ a shell knows nothing where it stands in a recipe or behind a =.
-_PLACES = (*_WRITTEN, "data_dir", "data_file")
+_PLACES = (
+    *(*_WRITTEN, "data_dir", "data_file", "resume_from_checkpoint"),
+    *("model_name_or_path", "config_name", "tokenizer_name", "mnli_checkpoint"),
+)
 # Types of numbers that need an accelerator: a recipe may ask for them and be used where there is none.
 _PRECISIONS = ("bf16", "fp16")
 
@@ -187,16 +190,20 @@ def parse_command(
     named = [str(path) for path in known.recipe or ([] if default is None else [default])]
     found = {Path(each).resolve(): each for path in named for each in recipes_behind(path)}
     recipes = list(found.values())
-    names = {option.lstrip("-") for action in parser._actions for option in action.option_strings}
+    actions = {option.lstrip("-"): action for action in parser._actions for option in action.option_strings}
     merged: dict[str, Any] = {}
     for path in recipes:
         recipe = load_recipe(path)
-        if unknown := sorted(set(recipe) - names):
+        if unknown := sorted(set(recipe) - actions.keys()):
             raise UserError(f"{path}: no such flag: {', '.join(unknown)}. See --help for the flags.")
+        # To YAML `no` is false.
+        is_no = {key for key, value in recipe.items() if value is False and "no" in (actions[key].choices or ())}
+        recipe |= dict.fromkeys(is_no, "no")
         merged = merge_recipes(without_rivals(merged, path, recipe), recipe)
     typed = flag_values(flags)
     merged, notes = without_rivals(merged, "The command line", typed), []
-    for key in () if torch.accelerator.is_available() else _PRECISIONS:
+    # A recipe with --use_cpu, as a run records it, means its number type.
+    for key in () if torch.accelerator.is_available() or merged.get("use_cpu") else _PRECISIONS:
         if merged.pop(key, False) and key not in typed:
             notes.append(f"The recipe asks for {key}, which needs an accelerator: training in float32.")
     flags = [*recipe_to_flags(merged), *flags, *recipe_to_flags(join_overrides(merged, typed))]

@@ -23,7 +23,7 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from experiments.arguments import UserError
-from experiments.heads import Collator, HeadArguments
+from experiments.heads import Collator, HeadArguments, encoder_of
 from modeling_sktformer.modeling_sktformer import SKTformerClassificationHead, SKTformerMatchingHead
 
 
@@ -139,7 +139,7 @@ def predict_frozen(
     Raises:
         UserError: if the encoder has states of fewer tokens than its inputs, or what [`fit_classifier`] raises.
     """
-    encoder = getattr(model, "get_base_model", lambda: model)().base_model  # also where it has adapters
+    encoder = encoder_of(model)
     features, labels = {}, []
     for name, examples in splits.items():
         pooled = []

@@ -80,10 +80,14 @@ def calibrate_head(model: PreTrainedModel, examples: Dataset, collator: Collator
             layer.bias.sub_(mean).mul_(scale)
 
 
+def encoder_of(model: Any) -> nn.Module:
+    """What stands before a model's head, also where it has adapters."""
+    return getattr(model, "get_base_model", lambda: model)().base_model
+
+
 def set_head_rate(optimizer: torch.optim.Optimizer, model: Any, rate: float) -> None:
     """Give what stands behind the encoder, a pooler included, a learning rate of its own."""
-    encoder = getattr(model, "get_base_model", lambda: model)().base_model  # also where it has adapters
-    slow = {parameter for name, parameter in encoder.named_parameters() if "pooler" not in name}
+    slow = {parameter for name, parameter in encoder_of(model).named_parameters() if "pooler" not in name}
     for group in optimizer.param_groups[:]:
         fast = [parameter for parameter in group["params"] if parameter not in slow]
         group["params"] = [parameter for parameter in group["params"] if parameter in slow]

@@ -85,7 +85,7 @@ def read_json(path: str | Path) -> Any:
 
 def format_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     """Lines of a Markdown table whose columns are aligned for a terminal."""
-    cells = [list(header), *map(list, rows)]
+    cells = [[cell.replace("|", "\\|") for cell in row] for row in (header, *rows)]
     widths = [max(3, *(len(row[column]) for row in cells)) for column in range(len(header))]
     aligned = [[cell.ljust(width) for cell, width in zip(row, widths, strict=True)] for row in cells]
     lines = [f"| {' | '.join(row)} |" for row in aligned]

@@ -12,7 +12,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -126,8 +126,8 @@ def claim_run_folder(
 
     `run.json` then says what the run is, and `arguments.yaml` how it was started ([`recorded_arguments`]). A folder
     that was new, or is overwritten, is left as it was if the run ends with an error before its first checkpoint or
-    model, and one that is overwritten also if it is interrupted there. Raises a `UserError` if another process holds
-    the folder, or it cannot be written.
+    model, and one that is overwritten, or holds a finished run that was to grow, also if it is interrupted there.
+    Raises a `UserError` if another process holds the folder, or it cannot be written.
     """
     folder = Path(folder)
     made = [path for path in (folder, *folder.parents) if not path.exists()]
@@ -147,17 +147,16 @@ def claim_run_folder(
         if state == "new":
             _set_aside(folder)
         try:
-            if state == "grown":
-                (folder / METRICS_FILE).unlink()
-            if state in ("resumed", "grown"):
-                earlier = read_json(folder / RUN_FILE).get("precision")
-                if earlier != identity.precision:
-                    logger.warning("The run began in %s and goes on in %s.", earlier, identity.precision)
-            if state != "finished":
-                write_json(folder / RUN_FILE, identity.values)
-                text = yaml.safe_dump(arguments, sort_keys=False, allow_unicode=True)
-                write_atomically(folder / ARGUMENTS_FILE, text)
-            yield state
+            with _growing(folder) if state == "grown" else nullcontext():
+                if state in ("resumed", "grown"):
+                    earlier = read_json(folder / RUN_FILE).get("precision")
+                    if earlier != identity.precision:
+                        logger.warning("The run began in %s and goes on in %s.", earlier, identity.precision)
+                if state != "finished":
+                    write_json(folder / RUN_FILE, identity.values)
+                    text = yaml.safe_dump(arguments, sort_keys=False, allow_unicode=True)
+                    write_atomically(folder / ARGUMENTS_FILE, text)
+                yield state
         except BaseException as error:
             # An interrupted run goes on, unless it took the place of one that is still there.
             took_a_place = (folder / _SET_ASIDE).is_dir()
@@ -187,6 +186,26 @@ def find_checkpoint(folder: str | Path) -> str | None:
             json.loads(state.read_text(encoding="utf-8"))
             complete[int(state.parent.name.rpartition("-")[2])] = str(state.parent)
     return complete[max(complete)] if complete else None
+
+
+@contextmanager
+def _growing(folder: Path) -> Iterator[None]:
+    """Make a finished run one that goes on, or, if that ends before there is a checkpoint or model, finished again."""
+
+    def left() -> list[Any]:
+        return [find_checkpoint(folder), *(path.stat().st_mtime_ns for path in folder.glob("*.safetensors"))]
+
+    names = (ARGUMENTS_FILE, RUN_FILE, METRICS_FILE)  # the last one says that the run is finished
+    texts = {name: (folder / name).read_text(encoding="utf-8") for name in names if (folder / name).is_file()}
+    before = left()
+    (folder / METRICS_FILE).unlink()
+    try:
+        yield
+    except BaseException:
+        if left() == before:
+            for name, text in texts.items():
+                write_atomically(folder / name, text)
+        raise
 
 
 def _has_results(folder: Path) -> bool:

@@ -4,7 +4,6 @@ import math
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,9 +12,9 @@ import torch
 from torch import nn
 from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_pt_utils import LengthGroupedSampler
-from transformers.trainer_utils import EvalLoopOutput
+from transformers.trainer_utils import EvalLoopOutput, SchedulerType
 
-from experiments.arguments import UserError
+from experiments.arguments import UserError, explained
 from experiments.training import global_batch
 from modeling_sktformer.modeling_sktformer import SKTformerLayer
 
@@ -61,6 +60,16 @@ class ExperimentTrainer(Trainer):
             remedy = "set FSDP's state_dict_type to FULL_STATE_DICT and start the command again"
             raise UserError(f"No weights were written to {self.args.output_dir}; {remedy}: no step is trained twice.")
 
+    def create_optimizer(self, *args: Any, **kwargs: Any) -> Any:
+        """A `UserError` if the optimizer asked for cannot be made."""
+        with explained(f"--optim {getattr(self.args.optim, 'value', self.args.optim)}"):
+            return super().create_optimizer(*args, **kwargs)
+
+    def create_scheduler(self, *args: Any, **kwargs: Any) -> Any:
+        """Likewise of the schedule."""
+        with explained(f"--lr_scheduler_type {SchedulerType(self.args.lr_scheduler_type).value}"):
+            return super().create_scheduler(*args, **kwargs)
+
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
         """Evaluate; the generators of training are afterwards where they were, however often there is evaluation."""
         # Running statistics of a batch norm differ between processes after a step; the first one's are saved.
@@ -80,36 +89,23 @@ class ExperimentTrainer(Trainer):
             sampler = self._lengths = LengthsOfEpoch(sampler, global_batch(self.args), seed)
         return sampler
 
-    def _get_eval_sampler(self, *args: Any, **kwargs: Any) -> Any:
-        """In the order of the examples, by which predictions are told apart, also where training groups lengths."""
-        strategy, self.args.train_sampling_strategy = self.args.train_sampling_strategy, "random"
-        try:
-            return super()._get_eval_sampler(*args, **kwargs)
-        finally:
-            self.args.train_sampling_strategy = strategy
-
     def _load_scaler(self, checkpoint: str | None) -> None:
         """What scaled float16's losses is of no use to a run that goes on in another precision."""
         if self.accelerator.scaler is not None:
             super()._load_scaler(checkpoint)
 
-    def get_eval_dataloader(self, *args: Any, **kwargs: Any) -> Any:
-        """Of all examples, whatever --dataloader_drop_last says of training."""
-        with self._dropping_none():
-            return super().get_eval_dataloader(*args, **kwargs)
-
-    def get_test_dataloader(self, *args: Any, **kwargs: Any) -> Any:
-        """Likewise."""
-        with self._dropping_none():
-            return super().get_test_dataloader(*args, **kwargs)
-
-    @contextmanager
-    def _dropping_none(self) -> Iterator[None]:
-        drops, self.args.dataloader_drop_last = self.args.dataloader_drop_last, False
+    def _get_dataloader(self, *args: Any, **kwargs: Any) -> Any:
+        """
+        Behind training all examples in their order, by which predictions are told apart: the order and the last batch
+        that arguments name are training's.
+        """
+        named = self.args.dataloader_drop_last, self.args.train_sampling_strategy
+        if not kwargs.get("is_training"):
+            self.args.dataloader_drop_last, self.args.train_sampling_strategy = False, "random"
         try:
-            yield
+            return super()._get_dataloader(*args, **kwargs)
         finally:
-            self.args.dataloader_drop_last = drops
+            self.args.dataloader_drop_last, self.args.train_sampling_strategy = named
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Log, on all processes alike; a `UserError` if a loss is no finite number or the best metric is none."""

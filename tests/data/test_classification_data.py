@@ -3,6 +3,7 @@
 import json
 import random
 import warnings
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -347,13 +348,24 @@ def test_places_are_spread_evenly():
 
 @pytest.mark.parametrize(
     ("names", "expected"),
-    [(["LABEL_0", "LABEL_1"], ("0", "1")), (["LABEL_A", "LABEL_B"], ("LABEL_A", "LABEL_B")), (["a", "b"], ("a", "b"))],
+    [
+        (["LABEL_0", "LABEL_1"], "1"),
+        (["LABEL_A", "LABEL_B"], None),
+        (["a", "b"], None),
+        (["LABEL_1", "LABEL_0"], None),
+    ],
 )
-def test_labels_without_names_are_called_by_their_numbers(monkeypatch, names, expected):
+def test_labels_without_names_may_be_called_by_their_numbers(monkeypatch, names, expected):
     monkeypatch.setattr(
         label_module, "load_trained_config", lambda checkpoint: BertConfig(id2label=dict(enumerate(names)))
     )
-    assert label_module.checkpoint_problem(CheckpointArguments(model_name_or_path="x")).labels == expected
+    problem = label_module.checkpoint_problem(CheckpointArguments(model_name_or_path="x"))
+    assert problem.labels == tuple(names)
+    assert problem.encode("rows", [(names[1],)]) == [1]
+    several = Problem(label_module.MULTI, problem.labels)
+    with nullcontext() if expected else pytest.raises(UserError, match="rows has the label `0`, `1`; known are"):
+        assert problem.encode("rows", [("1",), ("0",)]) == [1, 0]
+        assert several.encode("rows", [("1", "LABEL_0"), ("0",), ()]) == [[1.0, 1.0], [1.0, 0.0], [0.0, 0.0]]
 
 
 def test_every_label_has_its_share_held_out():

@@ -411,3 +411,5 @@ def test_text_that_is_not_utf8_is_explained(tmp_path, streaming):
     path = write(tmp_path / "latin.txt", "balan\n\n" * 20_000 + "café\n", "latin-1")
     with pytest.raises(UserError, match=r"latin\.txt is not written in utf-8 .*--encoding"):
         load(tmp_path, train_file=[path], streaming=streaming)
+    with pytest.raises(UserError, match=r"latin\.txt is not written in utf-16 .*--encoding"):  # nor says which half
+        load(tmp_path, train_file=[path], streaming=streaming, encoding="utf-16")

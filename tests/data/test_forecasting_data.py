@@ -257,6 +257,8 @@ def test_a_series_may_be_said_to_have_no_times():
             {},
             "date holds `Jan-15` in row 1, which is no date with a year; .* none",
         ),
+        ({"date": ["00:00", "1:00 pm"] * 25}, {}, "date holds `00:00` in row 1, which is no date with a year"),
+        ({"date": ["2024-01-01 00:00", "12:30:15.5"] * 25}, {}, "date holds `12:30:15.5` in row 2, which is no date"),
         ({"b": ["1,5"] * 50}, {}, "column b holds `1,5` in row 1, .*; write decimals by points, and nothing between"),
     ],
 )
@@ -344,6 +346,10 @@ def test_the_synthetic_series_is_the_seed_s():
     first, second, other = make_synthetic(100, 0), make_synthetic(100, 0), make_synthetic(100, 1)
     assert np.array_equal(first.values, second.values)
     assert not np.array_equal(first.values, other.values)
+    assert np.array_equal(make_synthetic(100, 0, None, ["c", "a"]).values, first.values[:, [2, 0]])
+    assert make_synthetic(100, 0, "none").timestamps is None
+    with pytest.raises(UserError, match=r"synthetic hours \(seed 0\) has no column z"):
+        make_synthetic(100, 0, None, ["z"])
 
 
 # Protocol

@@ -100,7 +100,7 @@ def test_quotes_in_tab_separated_files_are_text(tmp_path, load):
 
 def test_a_label_that_is_missing_is_the_one_that_is_named(tmp_path, load):
     path = write_text(tmp_path / "rows.csv", "sentence,label\na,1\nb,\nc,0\n")
-    with pytest.raises(UserError, match="row 1 has the label ''"):
+    with pytest.raises(UserError, match="row 2 has the label ''"):
         load(path)
     numbers = write_text(tmp_path / "numbers.jsonl", '{"sentence1": "a", "sentence2": "b", "label": "3.5"}\n')
     assert load(numbers, "stsb")["label"] == [3.5]
@@ -123,24 +123,24 @@ def change(task, number=3, **values):
     [
         ("cola", make_rows(TASKS["rte"], "train"), "no column `sentence`; cola needs sentence, label.*sentence1"),
         ("rte", [{"sentence1": "a"}], "no column `sentence2` and no `label`"),
-        ("cola", change("cola", label=2), r"row 3 has the label 2; cola has 0 \(unacceptable\), 1 \(acceptable\)"),
-        ("cola", change("cola", label=-1), "row 3 has the label -1"),
-        ("cola", change("cola", label=None), "row 3 has the label None"),
-        ("mnli", change("mnli", label=3), "row 3 has the label 3; mnli has 0 .entailment"),
+        ("cola", change("cola", label=2), r"row 4 has the label 2; cola has 0 \(unacceptable\), 1 \(acceptable\)"),
+        ("cola", change("cola", label=-1), "row 4 has the label -1"),
+        ("cola", change("cola", label=None), "row 4 has the label None"),
+        ("mnli", change("mnli", label=3), "row 4 has the label 3; mnli has 0 .entailment"),
         ("cola", change("cola", label=0.5), "has the label 0.0"),
-        ("cola", [{"sentence": "a", "label": 1.0}], "row 0 has the label 1.0"),
-        ("cola", [{"sentence": "a", "label": True}], "row 0 has the label True"),
-        ("cola", [{"sentence": "a", "label": "fine"}], "row 0 has the label 'fine'"),
-        ("rte", [{"sentence1": "a", "sentence2": "b", "label": "neutral"}], "row 0 has the label 'neutral'"),
-        ("stsb", change("stsb", label=7.0), "row 3 has the label 7.0; stsb has 0.0 to 5.0"),
-        ("stsb", change("stsb", label=-0.1), "row 3 has the label -0.1"),
-        ("stsb", change("stsb", label=float("nan")), "row 3 has the label nan"),
-        ("stsb", [{"sentence1": "a", "sentence2": "b", "label": True}], "row 0 has the label True"),
-        ("stsb", [{"sentence1": "a", "sentence2": "b", "label": "high"}], "row 0 has the label 'high'"),
+        ("cola", [{"sentence": "a", "label": 1.0}], "row 1 has the label 1.0"),
+        ("cola", [{"sentence": "a", "label": True}], "row 1 has the label True"),
+        ("cola", [{"sentence": "a", "label": "fine"}], "row 1 has the label 'fine'"),
+        ("rte", [{"sentence1": "a", "sentence2": "b", "label": "neutral"}], "row 1 has the label 'neutral'"),
+        ("stsb", change("stsb", label=7.0), "row 4 has the label 7.0; stsb has 0.0 to 5.0"),
+        ("stsb", change("stsb", label=-0.1), "row 4 has the label -0.1"),
+        ("stsb", change("stsb", label=float("nan")), "row 4 has the label nan"),
+        ("stsb", [{"sentence1": "a", "sentence2": "b", "label": True}], "row 1 has the label True"),
+        ("stsb", [{"sentence1": "a", "sentence2": "b", "label": "high"}], "row 1 has the label 'high'"),
         ("cola", change("cola", sentence=["a"] * 99), r"\['a', 'a', 'a', 'a', 'a', 'a', \.\.\.\] for `sentence`"),
-        ("cola", change("cola", sentence=None), "row 3 has None for `sentence`, which must be text"),
-        ("mrpc", change("mrpc", sentence2=None), "row 3 has None for `sentence2`"),
-        ("cola", [{"sentence": 5, "label": 1}], "row 0 has 5 for `sentence`"),
+        ("cola", change("cola", sentence=None), "row 4 has None for `sentence`, which must be text"),
+        ("mrpc", change("mrpc", sentence2=None), "row 4 has None for `sentence2`"),
+        ("cola", [{"sentence": 5, "label": 1}], "row 1 has 5 for `sentence`"),
         ("cola", [], "is empty"),
     ],
 )

@@ -1,5 +1,7 @@
 """What libraries do with models beside training and loading them."""
 
+from typing import cast
+
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -77,15 +79,16 @@ def test_what_tokenizers_return_and_libraries_add_is_passed_over():
 
 def test_averages_that_have_spoilt_the_samples_are_not_saved(tmp_path):
     model = make_model(SKTformerForMaskedLM)
-    for options in ({}, {"use_buffers": True}):
-        averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9), **options)
+    for use_buffers in (False, True):
+        averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=use_buffers)
+        module = cast(SKTformerForMaskedLM, averaged.module)
         for _ in range(3):
             averaged.update_parameters(model)
-        if not options:
-            averaged.module.save_pretrained(tmp_path / "whole")
+        if not use_buffers:
+            module.save_pretrained(tmp_path / "whole")
             continue
         with pytest.raises(ValueError, match=r"landmark_order. is no permutation"):
-            averaged.module.save_pretrained(tmp_path / "spoilt")
+            module.save_pretrained(tmp_path / "spoilt")
         assert not (tmp_path / "spoilt").exists()
 
 

@@ -91,6 +91,8 @@ def test_what_cannot_be_lengthened_is_refused(tmp_path, run, monkeypatch):
     bert = save(tmp_path / "bert", BertForMaskedLM(BertConfig(**SIZES, max_position_embeddings=16)))
     with pytest.raises(UserError, match="is of type bert; only an SKTformer"):
         run("--model_name_or_path", bert)
+    with pytest.raises(UserError, match="--streaming is for training"):
+        run("--streaming")
     with pytest.raises(UserError, match="--factors 1"):
         run("--model_name_or_path", bert, "--factors", 1)
     for argv in ([], ["widening"]):

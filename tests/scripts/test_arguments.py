@@ -5,6 +5,7 @@ import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -94,11 +95,13 @@ def test_the_home_of_a_folder_that_no_shell_has_seen_is_found(tmp_path, monkeypa
     class Folders:
         data_dir: str | None = field(default=None)
         results_dir: str = field(default="runs")
+        model_name_or_path: str | None = field(default=None)
 
     monkeypatch.setenv("HOME", str(tmp_path))
-    (tmp_path / "a.yaml").write_text("data_dir: ~/glue\n")
+    (tmp_path / "a.yaml").write_text("data_dir: ~/glue\nmodel_name_or_path: ~/bert\n")
     folders = parse_args([Folders], ["--recipe", str(tmp_path / "a.yaml"), "--results_dir=~/tables"])[0]
     assert (folders.data_dir, folders.results_dir) == (f"{tmp_path}/glue", f"{tmp_path}/tables")
+    assert folders.model_name_or_path == f"{tmp_path}/bert"
 
 
 def test_a_mistake_ends_a_script_with_one_line_and_status_2(tmp_path):
@@ -117,6 +120,7 @@ class Lengths:
     max_steps: int = field(default=-1)
     num_train_epochs: float = field(default=3.0)
     bf16: bool = field(default=False)
+    use_cpu: bool = field(default=False)
     output_dir: str = field(default="out")
 
 
@@ -205,6 +209,16 @@ def test_flags_with_dashes_are_those_with_underscores(tmp_path):
     assert command.groups[0].config_overrides == "num_segments=1,hidden_size=8"
 
 
+def test_a_no_of_yaml_is_the_choice_of_that_name(tmp_path):
+    @dataclass
+    class Choices:
+        when: Literal["no", "steps"] = "steps"
+        scale: bool = True
+
+    (tmp_path / "a.yaml").write_text("when: no\nscale: no\n")
+    assert parse_args([Choices], ["--recipe", str(tmp_path / "a.yaml")])[0] == Choices("no", False)
+
+
 def test_the_quick_start_is_for_an_empty_command_line_alone(tmp_path):
     recipes = {
         "default_recipe": write(tmp_path / "paper.yaml", max_steps=1_000_000),
@@ -224,6 +238,12 @@ def test_a_recipe_s_precision_needs_an_accelerator(tmp_path, monkeypatch):
     assert not command.groups[0].bf16
     assert "bf16" in command.notes[0]
     assert parse_command([Lengths], default_recipe=recipe, argv=["--bf16"]).groups[0].bf16
+    recorded = write(tmp_path / "recorded.yaml", bf16=True, use_cpu=True)  # by --bf16 --use_cpu
+    command = parse_command([Lengths], default_recipe=recorded, argv=["--max_steps", "5"])
+    assert command.groups[0].bf16
+    assert not command.notes
+    command = parse_command([Lengths], default_recipe=recipe, argv=["--use_cpu"])
+    assert not command.groups[0].bf16
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     command = parse_command([Lengths], default_recipe=recipe, argv=["--max_steps", "5"])
     assert command.groups[0].bf16

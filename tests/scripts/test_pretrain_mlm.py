@@ -366,6 +366,13 @@ def test_of_a_kept_best_model_its_own_step_is_recorded(tmp_path, recipe, monkeyp
     assert losses[4] < losses[2]
 
 
+def test_a_run_whose_only_loss_is_that_of_its_best_model_has_a_curve(tmp_path, recipe, monkeypatch):
+    late = ["--eval_delay", "100", "--logging_strategy", "no"]
+    run(monkeypatch, "--recipe", recipe, "--load_best_model_at_end", *late)
+    assert [entry["step"] for entry in metrics_of(tmp_path / "run")["history"]] == [4]
+    assert (tmp_path / "run" / "loss.png").exists()
+
+
 def test_streaming_needs_steps(recipe, monkeypatch):
     with pytest.raises(UserError, match="--max_steps"):
         run(monkeypatch, "--recipe", recipe, "--streaming", "--max_steps", -1)
@@ -444,6 +451,8 @@ def test_two_processes_train_as_one(tmp_path, recipe):
         (["--max_steps", "5", "--num_train_epochs", "1"], "contradict each other"),
         (["--do_predict"], "--do_predict is for labels"),
         (["--max_seq_length", "4000", "--full_blocks_only"], "does not fill one block"),
+        (["--lr_scheduler_type", "cosine_with_min_lr"], "--lr_scheduler_type cosine_with_min_lr: .*min_lr"),
+        (["--optim", "lion_8bit"], "--optim lion_8bit: "),
     ],
 )
 def test_mistakes_are_explained_and_leave_nothing(tmp_path, recipe, monkeypatch, flags, message):

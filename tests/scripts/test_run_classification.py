@@ -166,12 +166,17 @@ def test_parts_of_their_own_give_predictions_confusions_and_a_report(run, files,
     assert re.search(r"\| TF-IDF +\| 1\.0000", card)
     assert str(files) not in card
 
+    metrics = read_metrics(folder)
     kept = [folder / name for name in ("model.safetensors", "metrics.json", "run.json", "README.md")]
     before = files_below(folder)
     run(*flags, epochs=8)
     after = files_below(folder)
     assert [after[path] for path in kept] == [before[path] for path in kept]
     assert f"finished, in {folder}" in caplog.text
+    # What was measured beside the same scores stays, though it is not asked for again.
+    run(*(flag for flag in flags if flag not in ("--baseline", "tfidf")), epochs=8)
+    assert json.loads((folder / "report.json").read_text()) == results
+    assert read_metrics(folder) == metrics
 
 
 def test_a_run_that_is_cut_short_is_resumed_to_the_same_model(run, files, tmp_path, monkeypatch):
@@ -399,6 +404,21 @@ def test_predictions_leave_other_folders_and_runs_alone(run, files, tmp_path):
     assert {"report.md", "report.json", "test_confusion.csv"} <= {path.name for path in folder.iterdir()}
     run(*unlabelled, "--overwrite", model=one)  # of which nothing is known but the predictions
     assert {path.name for path in folder.iterdir()} == {"predictions.csv"}
+
+
+def test_labels_may_have_the_names_of_no_names(run, files, tmp_path):
+    texts = {"text": [make_text(number) for number in range(24)], "label": ["LABEL_0", "LABEL_1"] * 12}
+    named = write_table(tmp_path / "named.csv", texts)
+    trained = run("--train_file", named, epochs=1).rename(tmp_path / "trained")
+    numbered = write_table(tmp_path / "numbered.csv", texts | {"label": [0, 1] * 12})
+    scores = []
+    for number, file in enumerate((named, numbered)):
+        flags = ["--test_file", file, "--do_predict", "--output_dir", tmp_path / str(number)]
+        run(*flags, model=trained)
+        answers = {row["prediction"] for row in read_table(tmp_path / str(number) / "predictions.csv")}
+        assert answers <= {"LABEL_0", "LABEL_1"}
+        scores.append(json.loads((tmp_path / str(number) / "report.json").read_text()))
+    assert scores[0] == scores[1]
 
 
 def test_labels_are_read_by_their_numbers(run, files, tmp_path):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from experiments.arguments import UserError
-from experiments.results import write_atomically, write_json
+from experiments.results import format_table, write_atomically, write_json
 from experiments.run_folder import (
     RunIdentity,
     check_run_folder,
@@ -65,6 +65,37 @@ def test_a_run_may_grow_and_not_shrink(tmp_path):
     assert folder_state(tmp_path / "run", identity(20)) == "resumed"
     with pytest.raises(UserError, match="num_train_epochs: 3 here"):
         folder_state(tmp_path / "run", identity(-1))
+
+
+def fail_to_grow(folder, error, *written):
+    with claim_run_folder(folder, identity(20), {"seed": 0, "max_steps": 20}):
+        assert not (folder / "metrics.json").exists()
+        for path in written:
+            write_json(path, {})
+        raise error
+
+
+@pytest.mark.parametrize("error", [UserError("found late"), RuntimeError("no memory"), KeyboardInterrupt()])
+def test_a_finished_run_whose_growth_comes_to_nothing_is_finished_again(tmp_path, error):
+    folder, checkpoint = tmp_path / "run", tmp_path / "run" / "checkpoint-20"
+    finish(folder, identity(10))
+    before = {path.name: path.read_text() for path in folder.iterdir() if path.name != ".lock"}
+    with pytest.raises(type(error)):
+        fail_to_grow(folder, error)
+    assert {path.name: path.read_text() for path in folder.iterdir() if path.name != ".lock"} == before
+    assert folder_state(folder, identity(10)) == "finished"
+    with pytest.raises(type(error)):
+        fail_to_grow(folder, error, checkpoint / "trainer_state.json")
+    assert folder_state(folder, identity(20)) == "resumed"
+
+
+def test_a_grown_model_is_not_taken_for_the_one_that_was_measured(tmp_path):
+    folder = tmp_path / "run"
+    finish(folder, identity(10))
+    os.utime(folder / "model.safetensors", ns=(0, 0))
+    with pytest.raises(UserError, match="found late"):
+        fail_to_grow(folder, UserError("found late"), folder / "model.safetensors")
+    assert folder_state(folder, identity(20)) == "resumed"
 
 
 def test_another_run_is_refused_with_what_differs(tmp_path):
@@ -316,6 +347,11 @@ def test_results_are_whole_and_json(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="JSON"):
         write_json(tmp_path / "metrics.json", {"loss": float("nan")})
     assert not (tmp_path / "metrics.json").exists()
+
+
+def test_bars_in_names_end_no_column():
+    lines = format_table(["label", "n"], [["a|b", "1"], ["c", "2"]])
+    assert lines == ["| label | n   |", "|-------|-----|", "| a\\|b  | 1   |", "| c     | 2   |"]
 
 
 def test_what_is_said_about_one_start_is_no_recipe():

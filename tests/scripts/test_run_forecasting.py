@@ -83,6 +83,8 @@ def test_a_checkpoint_s_weights_of_a_channel_meet_no_other_one(run, tmp_path, sh
     run("--model_config", fields, "--data_file", write_series(tmp_path / "s.csv"), *kind)
     swapped = ["--data_file", write_series(tmp_path / "swapped.csv", columns=("south", "north")), *kind]
     checkpoint = ["--model_name_or_path", str(tmp_path / "run" / "horizon-6"), "--model_config", "{}"]
+    with pytest.raises(UserError, match=r"synthetic hours .* has no column when, which .* the checkpoint asks for"):
+        run(*checkpoint, "--synthetic_steps", "200", "--do_predict", name="made")
     if shares_weights:
         run(*checkpoint, *swapped, name="on")
         assert metrics_of(tmp_path / "on")["columns"] == ["south", "north"]

@@ -293,6 +293,7 @@ def test_what_decides_which_checkpoint_is_kept_decides_the_result(tmp_path, flag
             ],
             "measured and saved: make --eval_steps 5 and --save_steps 10 the same",
         ),
+        (["--torch_compile_backend", "fastest"], "--torch_compile_backend fastest is none .* give one of .*inductor"),
         (["--auto_find_batch_size"], "--auto_find_batch_size .*--per_device_train_batch_size"),
         (["--fp16", "--use_cpu"], "--fp16 needs an accelerator; leave it out, or give --bf16 with --use_cpu"),
     ],

@@ -42,6 +42,8 @@ def analyze(
     new positions on inputs of N and of the new length. A `UserError` if the checkpoint cannot be loaded or is of
     another architecture, or there is no evaluation text.
     """
+    if corpus_arguments.streaming:
+        raise UserError("--streaming is for training; leave it out.")
     logging.disable_progress_bar()
     name = arguments.model_name_or_path
     tokenizer = load_tokenizer(arguments.tokenizer_name or name, False, MASKED_LM_TOKENS)
@@ -56,7 +58,10 @@ def analyze(
         lengthened = SKTformerForMaskedLM.from_pretrained(name, dtype=TRAINED_DTYPE)
         if model_length != length:
             lengthened.resize_position_embeddings(model_length, extension)
-        blocks = [prepare_blocks(source, tokenizer, input_length, corpus.cache_dir) for source in corpus.validation]
+        reading = corpus_arguments.one_document_per_block, corpus_arguments.preprocessing_num_workers
+        blocks = [
+            prepare_blocks(source, tokenizer, input_length, corpus.cache_dir, *reading) for source in corpus.validation
+        ]
         training = TrainingArguments(gettempdir(), disable_tqdm=True, dataloader_pin_memory=False)
         training.per_device_eval_batch_size = max(1, 8192 // input_length)
         trainer = MaskedLMTrainer(

@@ -29,12 +29,15 @@ class Problem:
         if self.kind == REGRESSION:
             return list(values)
         numbers = {name: number for number, name in enumerate(self.labels)}
+        if all(name == f"LABEL_{number}" for name, number in numbers.items()):  # transformers' words for no names
+            numbers |= {str(number): number for number in numbers.values()}
         unknown = sorted({name for names in values for name in names} - set(numbers))
         if unknown:
             raise UserError(f"{source} has the label {format_names(unknown)}; known are {format_names(self.labels)}.")
         if self.kind == SINGLE:
             return [numbers[names[0]] for names in values]
-        return [[float(label in names) for label in self.labels] for names in values]
+        rows = [{numbers[name] for name in names} for names in values]
+        return [[float(number in row) for number in range(len(self.labels))] for row in rows]
 
 
 def format_names(names: Sequence[str], limit: int = 10) -> str:
@@ -43,11 +46,9 @@ def format_names(names: Sequence[str], limit: int = 10) -> str:
 
 
 def checkpoint_problem(checkpoint: CheckpointArguments) -> Problem:
-    """What a fine-tuned checkpoint predicts; labels without names of their own are called by their numbers."""
+    """What a fine-tuned checkpoint predicts."""
     config = load_trained_config(checkpoint)
     names = [str(name) for name in label_names(config)]
-    if names == [f"LABEL_{number}" for number in range(len(names))]:
-        names = [name.removeprefix("LABEL_") for name in names]
     kind = config.problem_type or (REGRESSION if len(names) == 1 else SINGLE)
     return Problem(kind, () if kind == REGRESSION else tuple(names))
 

@@ -96,7 +96,7 @@ def write_report(folder: Path, results: Mapping[str, Mapping[str, float]], is_ad
     Write `report.md` and `.json`, and add what was measured on a labelled test part to the run's metrics.
 
     If it `is_added` by a prediction, the other rows of a run's report stay, and nothing of an earlier prediction;
-    else what that added, as long as the run's metrics have it.
+    else what that added, as long as the run's metrics have it, and baselines beside the same scores of the model.
     """
     known = read_json(folder / "report.json") if (folder / "report.json").is_file() else {}
     added = {row: values for row, values in known.items() if row.startswith("test, ")}
@@ -106,12 +106,15 @@ def write_report(folder: Path, results: Mapping[str, Mapping[str, float]], is_ad
     else:
         metrics = read_json(folder / METRICS_FILE) if (folder / METRICS_FILE).is_file() else {}
         is_known = any(name.startswith("test_") for name in metrics)
-        rows = {**results} | (added if is_known and not any(row.startswith("test, ") for row in results) else {})
+        is_kept = is_known and not any(row.startswith("test, ") for row in results)
+        model = {row for row in known if row.endswith(", this model") and results.get(row) == known[row]}
+        rows = {row: values for row, values in known.items() if f"{row.partition(', ')[0]}, this model" in model}
+        rows |= {**results} | (added if is_kept else {})
     if not rows:
         for name in ("report.md", "report.json"):
             (folder / name).unlink(missing_ok=True)
         return ""
-    _record_test_scores(folder, results)
+    _record_test_scores(folder, rows)
     return write_results(folder / "report", rows, [format_scores(rows)])
 
 

@@ -27,6 +27,7 @@ from experiments.forecasting.windows import (
     fingerprint_series,
     make_windows,
 )
+from experiments.model_card import public_name
 from experiments.models import fingerprint_checkpoint
 from experiments.results import check_writable
 from experiments.sized_models import describe_config
@@ -119,7 +120,7 @@ def make_job(
             "learning_rate_decay": training.learning_rate_decay,
         },
         facts={
-            "started_from": Path(name).name if name else "scratch",
+            "started_from": public_name(name) if name else "scratch",
             "is_partial": arguments.is_partial,
             "is_sampled": any((arguments.max_eval_samples, arguments.max_predict_samples)),
             "context_length": context,

@@ -20,6 +20,7 @@ _UNEVEN = "Its timestamps are not evenly spaced: every row is taken as one time 
 # Numbers that say when a row was, and between which values they lie.
 # Hours and minutes written as 2024013112 and 202401311259 lie between the latter two.
 _FIRST_YEAR = 1000
+_CLOCK = r"\s*\d\d?(:\d\d){1,2}([.,]\d+)?\s*([AaPp]\.?[Mm]\.?)?\s*"
 _NUMBERED = {"years": (_FIRST_YEAR, 2999), "s": (10**8, 19 * 10**8), "ms": (3 * 10**11, 19 * 10**11)}
 
 
@@ -142,8 +143,13 @@ def read_hub(
     return make_series(source, rows.to_pandas(), timestamp_column, target_columns, rows_are_steps)
 
 
-def make_synthetic(num_steps: int, seed: int) -> Series:
-    """Three channels of days and weeks in hours, with a slow trend and noise."""
+def make_synthetic(
+    num_steps: int, seed: int, timestamp_column: str | None = None, target_columns: Sequence[str] | None = None
+) -> Series:
+    """
+    Three channels of days and weeks in hours, with a slow trend and noise; the last arguments are those of
+    [`make_series`].
+    """
     generator = np.random.default_rng(seed)
     hours = np.arange(num_steps)
     columns = []
@@ -155,7 +161,8 @@ def make_synthetic(num_steps: int, seed: int) -> Series:
         trend = slope * hours / num_steps
         columns.append(10 + waves + weekly * np.sin(week + phases[2]) + trend + generator.normal(0, 0.3, num_steps))
     times = pd.date_range("2020-01-01", periods=num_steps, freq="h")
-    return Series(f"synthetic hours (seed {seed})", ["a", "b", "c"], np.stack(columns, axis=1), times)
+    table = pd.DataFrame({_TIMESTAMPS[0]: times} | dict(zip("abc", columns, strict=True)))
+    return make_series(f"synthetic hours (seed {seed})", table, timestamp_column, target_columns)
 
 
 def make_series(
@@ -261,7 +268,9 @@ def _read_timestamps(
             times = pd.to_datetime(column, unit=numbered)
     else:
         times = _parse_dates(column)
-    missing = np.flatnonzero((times.isna() | (times.dt.year < _FIRST_YEAR)).to_numpy())  # as Jan-15 is read
+    # Years as Jan-15 is read, and hours and minutes, which would be today's.
+    missing = times.isna() | (times.dt.year < _FIRST_YEAR) | column.astype(str).str.fullmatch(_CLOCK)
+    missing = np.flatnonzero(missing.to_numpy())
     if len(missing):
         raise UserError(
             f"{source}: column {column.name} holds `{column.iloc[missing[0]]}` in row {missing[0] + 1}, which is no "

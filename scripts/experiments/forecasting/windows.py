@@ -43,7 +43,9 @@ class SeriesArguments:
     )
     prediction_length: list[int] | None = flag(None, "Time steps to forecast; several train one model each.")
     context_length: int | None = flag(None, "Time steps to read; by default the task's, or 96.")
-    seasonal_period: int | None = flag(None, "Time steps of the seasonal baseline; by default the task's, or a day's.")
+    seasonal_period: int | None = flag(
+        None, "Time steps of the seasonal baseline; by default the task's, a day's or a year's."
+    )
     max_train_samples: int | None = flag(None, "Train on so many windows, spread evenly over all.")
     max_eval_samples: int | None = flag(None, "Likewise for validation.")
     max_predict_samples: int | None = flag(None, "Likewise for the test.")
@@ -165,7 +167,7 @@ def read_series(arguments: SeriesArguments) -> Series:
     elif arguments.dataset_name:
         series = read_hub(arguments.dataset_name, arguments.dataset_config_name, revision, cache, *columns)
     else:
-        series = make_synthetic(arguments.synthetic_steps, arguments.synthetic_seed)
+        series = make_synthetic(arguments.synthetic_steps, arguments.synthetic_seed, *columns)
     if series.num_gaps and not arguments.mask_missing:
         row, column = np.argwhere(np.isnan(series.values))[0]
         when = f"in time step {row + 1}" + (f" ({series.timestamps[row]})" if series.timestamps is not None else "")

@@ -160,7 +160,7 @@ def load_split(task: GlueTask, split: str, arguments: GlueArguments) -> Dataset:
     rows = rows.take(min(len(rows), getattr(arguments, f"max_{part}_samples") or len(rows)))
     columns: dict[str, list] = {column: list(rows[column]) for column in task.columns}
     for column, texts in columns.items():
-        for number, text in enumerate(texts):
+        for number, text in enumerate(texts, start=1):
             if not isinstance(text, str):
                 raise UserError(f"{name}: row {number} has {reprlib.repr(text)} for `{column}`, which must be text.")
     if is_test:
@@ -215,7 +215,7 @@ def _read_labels(name: str, task: GlueTask, labels: Iterable) -> list[int] | lis
     low, high = SIMILARITY_RANGE if task.is_regression else (0, len(task.labels) - 1)
     kind = float if task.is_regression else int
     numbers = []
-    for number, label in enumerate(labels):
+    for number, label in enumerate(labels, start=1):
         value: Any = task.labels.index(label) if label in task.labels else label
         with suppress(ValueError):  # numbers in a csv file whose column holds something else too are words
             value = kind(value) if isinstance(value, str) else value

@@ -20,6 +20,7 @@ from experiments.lra.pretraining import compute_metrics as compute_masked_metric
 from experiments.lra.published import published_figures
 from experiments.lra.report import write_task_card
 from experiments.lra.tasks import TASKS
+from experiments.model_card import public_name
 from experiments.models import fingerprint_checkpoint
 from experiments.results import write_json
 from experiments.run_folder import METRICS_FILE
@@ -111,7 +112,7 @@ def make_job(command: Command, parts: Mapping[str, Examples]) -> Job:
             "mask_probability": training.mask_probability,
         },
         facts={
-            "started_from": Path(name).name if name else "scratch",
+            "started_from": public_name(name) if name else "scratch",
             "is_partial": is_partial,
             "source": splits["test"].source,
             "measured": _describe_choice(training),

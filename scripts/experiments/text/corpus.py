@@ -299,7 +299,7 @@ def _hash_file(path: str, encoding: str | None = None) -> str:
         with open(path, mode="r" if encoding else "rb", encoding=encoding) as file:
             while chunk := file.read(1 << 20):
                 content.update(chunk.encode() if encoding else chunk)
-    except (UnicodeDecodeError, LookupError) as error:  # of the file, or of the encoding's name
+    except (UnicodeError, LookupError) as error:  # of the file, or of the encoding's name
         raise UserError(f"{path} is not written in {encoding} ({one_line(error)}); name its --encoding.") from error
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}); check its permissions.") from error

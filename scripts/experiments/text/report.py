@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from experiments.model_card import CardFacts, format_scores, write_card
+from experiments.model_card import CardFacts, format_scores, public_name, write_card
 from experiments.plots import plot_mean_curves
 from experiments.results import write_json
 from experiments.run_folder import METRICS_FILE
@@ -46,7 +46,7 @@ def write_report(
             script="pretrain_mlm.py",
             pipeline_tag="fill-mask",
             description=f"A masked language model of type `{metrics['model_type']}` with {size}, "
-            f"{f'going on from `{Path(origin).name}`, ' if origin else ''}trained on {corpus.description}.",
+            f"{f'going on from `{public_name(origin)}`, ' if origin else ''}trained on {corpus.description}.",
             example=json.dumps(" ".join(example.split()), ensure_ascii=False),
             scores={name: metrics[f"eval_{name}"] for name in _SHOWN},
             results=table,
