@@ -44,9 +44,8 @@ def classification_loss(
     Loss of a sequence classifier with `logits` `(batch_size, num_labels)`; the divisor is as in [`cross_entropy`].
 
     The `problem_type` is `"regression"` (mean squared error), `"single_label_classification"` (cross entropy) or
-    `"multi_label_classification"` (binary cross entropy). `labels` are classes `(batch_size,)`, or targets of the
-    shape of `logits` (one column may be left out); a `ValueError` if their shape does not fit, or the problem is
-    another one.
+    `"multi_label_classification"` (binary cross entropy). `labels` are classes `(batch_size,)` or targets in the shape
+    of `logits` (one column may be left out); a `ValueError` if their shape does not fit, or the problem is another.
     """
     if problem_type not in PROBLEM_TYPES:
         raise ValueError(f"`problem_type` is {problem_type!r}; it must be one of {', '.join(PROBLEM_TYPES)}.")

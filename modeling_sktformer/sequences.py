@@ -88,9 +88,8 @@ def draw_permutation(size: int, seed: int, layer_idx: int, name: str) -> torch.T
 
 def can_be_read(values: torch.Tensor) -> bool:
     """Whether a decision may rest on values: on processors, but not in graphs and below `torch.func.vmap`."""
-    if values.device.type != "cpu" or is_tracing(values):
-        return False
-    return not torch._C._functorch.is_functorch_wrapped_tensor(values)
+    is_elsewhere = values.device.type != "cpu" or is_tracing(values)
+    return not (is_elsewhere or torch._C._functorch.is_functorch_wrapped_tensor(values))
 
 
 class TokenPlaces:
