@@ -96,6 +96,7 @@ def _frozen(length: int) -> Stage:
             _right_frozen("excerpts", "accuracy"),
             _right_frozen("books", "document_accuracy"),
         ),
+        drawn_by_row=4,
     )
 
 
