@@ -176,6 +176,10 @@ def test_curves_are_drawn_against_steps_and_time_and_scores_by_row(make, stage, 
     counted = replace(stage, cases=(case,), curves=(replace(curve, against="trillion multiply-adds"),))
     text, _ = make([counted])
     assert ".png" not in text  # the runs have not counted any
+    with monkeypatch.context() as context:
+        context.setattr(Curve, "points", lambda curve, metrics: [(5.0, 6.0)])
+        text, _ = make([replace(stage, cases=(case,))])
+    assert ".png" not in text  # a single evaluation is no curve
     drawn = []
     monkeypatch.setattr(report, "plot_task_scores", lambda *args: drawn.append(args))
     measures = (Measure("measured", "eval_loss"), Measure("published", "score", pooled=True), stage.measures[0])

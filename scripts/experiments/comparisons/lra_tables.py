@@ -70,7 +70,7 @@ def _whole(task: str) -> Table:
         "passes and weight decay of its own where that says so."
     )
     # A training is cut short by a flag of all runs, which has to be seen.
-    text = f"{{0[num_train_epochs]}} passes over the training part, {table.text}"
+    text = f"{{0[num_train_epochs]}} pass(es) over the training part, {table.text}"
     return replace(table, text=text, notes=(note, *table.notes) if published else table.notes)
 
 
@@ -127,9 +127,9 @@ def _self_pretraining(task: str) -> Table:
     table = _table(task, "masked self-pretraining on its own training inputs", *stages)
     # As in Table 1, a training cut short has to be seen.
     passes = (
-        "{0[num_train_epochs]} passes of self-pretraining over the training part, without labels, as "
+        "{0[num_train_epochs]} pass(es) of self-pretraining over the training part, without labels, as "
         "`configuration/lra/self_pretraining.yaml` says, which rows from scratch go without; then "
-        "{1[num_train_epochs]} passes with labels, "
+        "{1[num_train_epochs]} pass(es) with labels, "
     )
     return replace(table, text=passes + table.text)
 

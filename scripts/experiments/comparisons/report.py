@@ -226,9 +226,11 @@ def _plot_curves(name: str, stage: Stage, case: Case, outcomes: Outcomes, folder
         curves = {row: drawn for row, of_row in points.items() if (drawn := list(filter(None, of_row)))}
         over = "mean {} over the seeds, with their range" if _has_seeds(outcomes) else "{}, one seed"
         title = f"{case.title}: {over.format(curve.title)}"
-        longest = max((x for of_row in curves.values() for points in of_row for x, _ in points), default=0)
-        if not longest:  # runs that have not measured what they would be drawn against
+        seen = [points for of_row in curves.values() for points in of_row]
+        # Runs may not have measured what they would be drawn against, or but once.
+        if max(map(len, seen), default=0) < 2:
             continue
+        longest = max(x for points in seen for x, _ in points)
         known = {name: _look_up(next(iter(measured.values()))[0], key) for name, key in curve.baselines}
         references = {
             name: [(int(step), curve.factor * value) for step, value in values.items() if int(step) <= longest]
