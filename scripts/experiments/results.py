@@ -68,8 +68,8 @@ def write_json(path: str | Path, values: Any) -> None:
 
 
 def write_results(path: Path, values: Any, paragraphs: Iterable[str]) -> str:
-    """Write `path`.json with values and `path`.md with paragraphs, which are returned as one text."""
-    text = "\n\n".join(paragraphs) + "\n"
+    """Write `path`.json with values and `path`.md with the paragraphs that there are, which are returned as one text."""
+    text = "\n\n".join(filter(None, paragraphs)) + "\n"
     write_json(f"{path}.json", values)
     write_atomically(f"{path}.md", text)
     return text
