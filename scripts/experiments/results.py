@@ -68,7 +68,7 @@ def write_json(path: str | Path, values: Any) -> None:
 
 
 def write_results(path: Path, values: Any, paragraphs: Iterable[str]) -> str:
-    """Write `path`.json with values and `path`.md with the paragraphs that are not empty; returns these as one text."""
+    """Write `path`.json with values and `path`.md with the paragraphs that are not empty, which are returned, too."""
     text = "\n\n".join(filter(None, paragraphs)) + "\n"
     write_json(f"{path}.json", values)
     write_atomically(f"{path}.md", text)

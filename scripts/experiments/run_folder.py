@@ -193,7 +193,10 @@ def _growing(folder: Path) -> Iterator[None]:
     """Make a finished run one that goes on, or, if that ends before there is a checkpoint or model, finished again."""
 
     def left() -> list[Any]:
-        return [find_checkpoint(folder), *(path.stat().st_mtime_ns for path in folder.glob("*.safetensors"))]
+        return [
+            find_checkpoint(folder),
+            *sorted((path.name, path.stat().st_mtime_ns) for path in folder.glob("*.safetensors")),
+        ]
 
     names = (ARGUMENTS_FILE, RUN_FILE, METRICS_FILE)  # the last one says that the run is finished
     texts = {name: (folder / name).read_text(encoding="utf-8") for name in names if (folder / name).is_file()}
