@@ -92,9 +92,10 @@ class RunArguments(TrainingArguments):
             raise UserError(
                 "--save_only_model leaves no run that could go on; --save_total_limit keeps fewer instead."
             )
-        if self.torch_compile and self.torch_compile_backend not in (known := torch.compiler.list_backends(())):
+        if self.torch_compile and self.torch_compile_backend not in torch.compiler.list_backends(()):
+            known = ", ".join(torch.compiler.list_backends())  # without those for debugging
             named = f"--torch_compile_backend {self.torch_compile_backend}"
-            raise UserError(f"{named} is none that PyTorch has; give one of {', '.join(known)}.")
+            raise UserError(f"{named} is none that PyTorch has; give one of {known}.")
         # Whose copies of a collator would not hear of a new epoch, by which masks are numbered.
         self.dataloader_persistent_workers = False
 
