@@ -67,13 +67,14 @@ TABLES = {
         "What was tried: changes of the paper's model, compared", _PRETRAINING_TEXT, (_IMPROVEMENTS,)
     ),
     "improvements_long": Table(
-        "What was tried: a gate, in longer training",
+        "What was tried: a gate and another activation, in longer training",
         _PRETRAINING_TEXT,
         (_IMPROVEMENTS_LONG,),
         (
             "- The learning rate is the one that [their comparison](pretraining.md) chose for SKTformer-best and "
             "Nystromformer from three.",
             "- best-gate: what goes past the attention of SKTformer-best is weighed by a gate (`use_residual_gate`).",
+            "- best-silu: SiLU, in the place of ReLU, is the activation of the stem (`smoother_activation=silu`).",
             _FULL_ATTENTION,
         ),
     ),
