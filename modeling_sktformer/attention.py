@@ -166,9 +166,10 @@ class SkeletonAttention(nn.Module):
 
     def _reads_query_weight(self, device: torch.device) -> bool:
         """Whether W_q is multiplied with what is sampled and not with every token, which takes less if that is few."""
-        number = self.config.num_landmark_tokens if self.config.use_token_attention else 0
-        number += self.config.num_landmark_features if self.config.use_feature_attention else 0
-        saves = number < self.head_dim and not self.is_fused() and saves_multiply_adds(self.config, device)
+        config = self.config
+        number = config.num_landmark_tokens * config.use_token_attention
+        number += config.num_landmark_features * config.use_feature_attention
+        saves = number < self.head_dim and not self.is_fused() and saves_multiply_adds(config, device)
         return saves and is_plain(self.query, nn.Linear)
 
     def is_fused(self) -> bool:

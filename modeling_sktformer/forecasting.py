@@ -8,18 +8,17 @@ Letters in shapes: B batch, L context length, H prediction length, C channels, d
 
 import copy
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
 from transformers import initialization as init
 from transformers.processing_utils import Unpack
 from transformers.utils.generic import ModelOutput, can_return_tuple, maybe_autocast
-from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_sktformer import SKTformerConfig
 from .modeling_sktformer import SKTformerEncoder, SKTformerKwargs, SKTformerPreTrainedModel, captured_outputs
-from .outputs import SkeletonMatrices, SKTformerModelOutput
+from .outputs import SkeletonMatrices
 from .sequences import can_be_read
 
 
@@ -136,6 +135,7 @@ class SKTformerForPrediction(SKTformerPreTrainedModel):
         "AutoModelForTimeSeriesPrediction": "forecasting.SKTformerForPrediction",
     }
     main_input_name = "past_values"
+    _input_embed_layer = "value_embedding"
 
     def __init__(self, config: SKTformerConfig):
         super().__init__(config)
@@ -165,12 +165,6 @@ class SKTformerForPrediction(SKTformerPreTrainedModel):
             init.uniform_(module.bias, -bound, bound)
         elif module is self.decoder:
             init.normal_(module.weight, std=self.config.decoder_initializer_scale * self.config.initializer_range)
-
-    def get_input_embeddings(self) -> nn.Module:
-        return self.value_embedding
-
-    def set_input_embeddings(self, value: nn.Module) -> None:
-        self.value_embedding = cast(nn.Linear, value)
 
     def get_position_embeddings(self) -> nn.Embedding:
         """Refuse with a `NotImplementedError`: a forecaster has none."""
@@ -241,10 +235,7 @@ class SKTformerForPrediction(SKTformerPreTrainedModel):
             hidden_states = hidden_states + self.gap_embedding(series.new_zeros(1, self.gap_embedding.in_features))
         if self.level_embedding is not None:
             hidden_states = hidden_states + self.level_embedding(self._separate_channels(last.to(dtype)))
-        kwargs["return_dict"] = True  # here; the configuration decides for the caller
-        outputs = self._encode(hidden_states, **kwargs)
-        if outputs.get("attentions"):
-            outputs["landmark_positions"] = self.encoder.landmark_positions(hidden_states.shape[:2], None)
+        outputs = self._encode(hidden_states, None, **kwargs)  # every time step is a token, also one without a value
         decoded = self.decoder(outputs.last_hidden_state)  # (B, L, C), or (B C, L, 1)
         forecast = fourier_extrapolation(decoded, self.config.num_harmonics, self.config.prediction_length)
         if self.config.channel_independence:
@@ -286,11 +277,6 @@ class SKTformerForPrediction(SKTformerPreTrainedModel):
         finally:
             for module, was_training in modes.items():
                 module.training = was_training
-
-    @capture_outputs
-    def _encode(self, hidden_states: torch.Tensor, **kwargs: Any) -> SKTformerModelOutput:
-        """Run the layers; every time step is a token, also one without a value."""
-        return SKTformerModelOutput(last_hidden_state=self.encoder(hidden_states, None))
 
     def _separate_channels(self, values: torch.Tensor) -> torch.Tensor:
         """Make each channel of `(B, L, C)` a series of its own, `(B C, L, 1)`, if the model reads them so."""
@@ -334,8 +320,9 @@ def prediction_loss(
 ) -> torch.Tensor:
     """Mean squared (`"mse"`) or absolute (`"mae"`) error over what was observed; 0 where that is nothing."""
     if observed_mask is not None:
+        observed_mask = observed_mask.bool()  # whose sum half precision would not hold
         # Filled before the difference: a NaN would come back in the gradient of what is masked after it.
-        future = torch.where(observed_mask.bool(), future, forecast.detach())
+        future = torch.where(observed_mask, future, forecast.detach())
     errors = forecast - future.to(forecast.dtype)
     errors = errors.square() if kind == "mse" else errors.abs()
     return errors.mean() if observed_mask is None else errors.sum() / observed_mask.sum().clamp(min=1)

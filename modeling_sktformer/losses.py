@@ -54,7 +54,9 @@ def classification_loss(
     misfits = labels.numel() != shape.numel() or (labels.dim() and labels.shape not in (shape, (*shape, 1)))
     if misfits or (is_single and labels.is_floating_point()):
         hint = "give one class index, an integer, for each row of logits"
-        if not is_single:
+        if not is_single and logits.shape[-1] == 1:
+            hint = "give one number for each row of logits"
+        elif not is_single:
             hint = 'set `config.problem_type="single_label_classification"` for class indices, which are integers'
         elif labels.shape == logits.shape:
             hint += ', or set `config.problem_type="multi_label_classification"`'

@@ -133,7 +133,8 @@ class SKTformerLayer(GradientCheckpointingLayer):
             self.mlp = SKTformerMLP(config)
         self.dropout = Dropout(config.hidden_dropout_prob, config)
 
-    def forward(self, hidden_states: torch.Tensor, sequences: Sequences, circle: Circle) -> torch.Tensor:
+    def forward(self, hidden_states: torch.Tensor, sequences: Sequences, circle: Circle, **asked: Any) -> torch.Tensor:
+        # `asked` is not read: what is compiled alone has another graph, with hooks in it, where outputs are asked for.
         normalized = self.attention_norm(hidden_states)
         attention_input = normalized if self.smoother is None else self.smoother(normalized, sequences, circle)
         attention_output, *_ = self.attention(attention_input, sequences)
@@ -156,7 +157,7 @@ class SKTformerEncoder(nn.Module):
         self.layers = nn.ModuleList(SKTformerLayer(config, index) for index in range(config.num_hidden_layers))
         self.final_norm: nn.Module = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
 
-    def forward(self, hidden_states: torch.Tensor, token_mask: torch.Tensor | None) -> torch.Tensor:
+    def forward(self, hidden_states: torch.Tensor, token_mask: torch.Tensor | None, **asked: Any) -> torch.Tensor:
         """
         Run the layers on embedded tokens `(B, S, d)`. The mask `(B, S)` is True at real tokens, which stand before the
         padding; what stands at padding, if finite, has no influence. By default every token is real.
@@ -166,7 +167,7 @@ class SKTformerEncoder(nn.Module):
         dtype = torch.promote_types(hidden_states.dtype, torch.float32)
         circle = choose_circle(self.config, batch_size, sequences, dtype, hidden_states.device)
         for layer in self.layers:
-            hidden_states = layer(hidden_states, sequences, circle)
+            hidden_states = layer(hidden_states, sequences, circle, **asked)
         return self.final_norm(hidden_states)
 
     def landmark_positions(self, shape: torch.Size, places: TokenPlaces | None) -> tuple[torch.Tensor, ...]:
@@ -185,6 +186,7 @@ class SKTformerPreTrainedModel(PreTrainedModel):
     """Initialisation, saving with code, and lengthening, which all SKTformer models share."""
 
     config: SKTformerConfig
+    encoder: SKTformerEncoder  # of models that are no heads
     config_class = SKTformerConfig
     base_model_prefix = "sktformer"
     supports_gradient_checkpointing = True
@@ -289,17 +291,29 @@ class SKTformerPreTrainedModel(PreTrainedModel):
     def save_pretrained(self, save_directory: str | os.PathLike, *args, **kwargs):
         """
         Save weights, configuration and the model's code, with a class for every Auto class: the checkpoint loads with
-        any head where this package is not installed (`trust_remote_code=True`).
+        any head where this package is not installed (`trust_remote_code=True`). Of a class in a file of your own, that
+        file, and its class alone.
+
+        Raises:
+            ValueError: if averages have spoilt the samples, or the encoder alone was resized.
         """
         self._check_samples()
+        base = cast(PreTrainedModel, self.base_model)
+        length, inner_length = (model.config.max_position_embeddings for model in (self, base))
+        if length != inner_length:
+            raise ValueError(
+                f"The encoder has {inner_length} positions and the whole model {length}; call "
+                f"`resize_position_embeddings({inner_length})` on the whole model, loaded anew, not on its encoder."
+            )
         before, kind = dict(vars(self.config)), type(self)
         own = kind.__module__, kind.__name__
         if self._auto_class is not None:
-            self.config.auto_map = dict(self._auto_map)
             # Whose file is copied: FSDP puts a class of torch's in the place of the model's, a notebook's has none.
             fileless = ("torch.", "__main__", "__mp_main__")
             named = next(c for c in kind.__mro__ if hasattr(c, "_auto_map") and not c.__module__.startswith(fileless))
             kind.__module__, kind.__name__ = named.__module__, named.__name__
+            files = ("configuration_sktformer.", f"{named.__module__.rpartition('.')[2]}.")
+            self.config.auto_map = {a: name for a, name in self._auto_map.items() if name.startswith(files)}
         try:
             return super().save_pretrained(save_directory, *args, **kwargs)
         finally:
@@ -322,6 +336,19 @@ class SKTformerPreTrainedModel(PreTrainedModel):
             similar = difflib.get_close_matches(keyword, expected, n=1)
             hint = f"; did you mean `{similar[0]}`?" if similar else "."
             raise TypeError(f"SKTformer takes no keyword `{keyword}`{hint}")
+
+    def _encode(self, hidden_states: torch.Tensor, places: TokenPlaces | None, **kwargs: Any) -> SKTformerModelOutput:
+        """Run the model's `encoder` on sequences whose real tokens stand in front."""
+        kwargs["return_dict"] = True  # here; the configuration decides for the caller
+        outputs = self._capture(hidden_states, None if places is None else places.token_mask, **kwargs)
+        if outputs.get("attentions"):
+            outputs["landmark_positions"] = self.encoder.landmark_positions(hidden_states.shape[:2], places)
+        return outputs
+
+    @capture_outputs
+    def _capture(self, hidden_states: torch.Tensor, token_mask: torch.Tensor | None, **kwargs) -> SKTformerModelOutput:
+        asked = {name: value for name, value in kwargs.items() if name.startswith("output_") and value}
+        return SKTformerModelOutput(last_hidden_state=self.encoder(hidden_states, token_mask, **asked))
 
     def get_position_embeddings(self) -> nn.Embedding:
         """The position embeddings, `(max_position_embeddings, hidden_size)`."""
@@ -425,7 +452,8 @@ class SKTformerModel(SKTformerPreTrainedModel):
             inputs_embeds (`torch.Tensor` of shape `(batch_size, sequence_length, hidden_size)`, *optional*):
                 Embedded tokens instead of `input_ids`.
             output_hidden_states, output_attentions, output_feature_attentions (`bool`, *optional*):
-                Also return these of every layer, see [`~outputs.SkeletonMatrices`].
+                Also return these of every layer, or of those that an index or a list names, see
+                [`~outputs.SkeletonMatrices`].
             return_dict (`bool`, *optional*): Whether to return an output object (the default) or a tuple.
 
         Returns:
@@ -433,38 +461,36 @@ class SKTformerModel(SKTformerPreTrainedModel):
 
         Raises:
             TypeError: for a keyword that means nothing here.
-            ValueError: if not exactly one of `input_ids` and `inputs_embeds` is given, if the input is empty or longer
-                than `max_position_embeddings`, or if the mask is not a two-dimensional one of the input's shape.
+            ValueError: if not exactly one of `input_ids` and `inputs_embeds` is given, if the input has other axes, is
+                empty or longer than `max_position_embeddings`, or if the mask is not a two-dimensional one of the
+                input's shape.
         """
         self._check_keywords(kwargs)
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("Give exactly one of `input_ids` and `inputs_embeds`.")
         inputs = cast(torch.Tensor, input_ids if inputs_embeds is None else inputs_embeds)
-        self._check_inputs(inputs.shape[:2], attention_mask)
+        self._check_inputs(inputs.shape, attention_mask, 2 if inputs_embeds is None else 3)
 
         given = [input_ids, token_type_ids, position_ids, inputs_embeds]
-        places, token_mask = TokenPlaces.from_mask(attention_mask), None
+        places = TokenPlaces.from_mask(attention_mask)
         if places is not None:
-            given, token_mask = [places.to_front(values) for values in given], places.token_mask
-        kwargs["return_dict"] = True  # here; the configuration decides for the caller
-        outputs = self._encode(self.embeddings(*given), token_mask, **kwargs)
-        if outputs.get("attentions"):
-            outputs["landmark_positions"] = self.encoder.landmark_positions(inputs.shape[:2], places)
+            given = [places.to_front(values) for values in given]
+        outputs = self._encode(self.embeddings(*given), places, **kwargs)
         if places is not None:
             outputs.last_hidden_state = places.restore(outputs.last_hidden_state)
             for name, dim in (("hidden_states", 1), ("attentions", 2)):
                 captured = outputs.get(name)
                 # As it is, if it can be, where outputs may be asked for their gradients with respect to it.
-                if captured and not (getattr(captured[-1], "requires_grad", False) and places.in_place()):
+                has_gradient = any(getattr(states, "requires_grad", False) for states in captured or ())
+                if captured and not (has_gradient and places.in_place()):
                     outputs[name] = tuple(places.restore(states, dim) for states in captured)
         return SKTformerModelOutput(**outputs)  # in the order of the fields, in which heads return them, too
 
-    @capture_outputs
-    def _encode(self, hidden_states: torch.Tensor, token_mask: torch.Tensor | None, **kwargs) -> SKTformerModelOutput:
-        """Run the stack on sequences whose real tokens stand in front."""
-        return SKTformerModelOutput(last_hidden_state=self.encoder(hidden_states, token_mask))
-
-    def _check_inputs(self, shape: torch.Size, attention_mask: torch.Tensor | None) -> None:
+    def _check_inputs(self, shape: torch.Size, attention_mask: torch.Tensor | None, num_axes: int) -> None:
+        if len(shape) != num_axes:
+            axes = ("batch_size", "sequence_length", "hidden_size")[:num_axes]
+            raise ValueError(f"The input has shape {tuple(shape)}; it must be ({', '.join(axes)}).")
+        shape = shape[:2]
         length, longest = shape[1], self.config.max_position_embeddings
         if min(shape) < 1:
             raise ValueError(f"The input, of shape {tuple(shape)}, has no token; give at least 1.")

@@ -28,7 +28,8 @@ def load_preset(name: str, **overrides: Any) -> SKTformerConfig:
     if name not in available_presets():
         raise ValueError(f"There is no preset `{name}`; the presets are {', '.join(available_presets())}.")
     config = SKTformerConfig(**(json.loads((_preset_folder() / f"{name}.json").read_text("utf-8")) | overrides))
-    if unknown := overrides.keys() - {*config.__dataclass_fields__, "attn_implementation", "num_labels"}:
+    others = ("attn_implementation", "num_labels", "output_attentions")
+    if unknown := overrides.keys() - {*config.__dataclass_fields__, *others}:
         raise ValueError(f"SKTformerConfig has no field `{min(unknown)}`; see its docstring for those that it has.")
     return config
 

@@ -122,7 +122,8 @@ class TokenPlaces:
 
     def in_place(self) -> bool:
         """Whether all padding is on the right, so that nothing moves; unknown in graphs. Waits for the device."""
-        return not is_tracing(self.ranks) and torch.equal(self.token_mask, self.token_mask.gather(1, self.ranks))
+        is_known = not is_tracing(self.ranks) and self.ranks.device.type != "meta"
+        return is_known and torch.equal(self.token_mask, self.token_mask.gather(1, self.ranks))
 
 
 def _gather(values: torch.Tensor, index: torch.Tensor, dim: int) -> torch.Tensor:
@@ -174,7 +175,14 @@ class SequencePooling(nn.Module):
 
     @torch.no_grad()
     def calibrate(self, pooled: torch.Tensor) -> None:
-        """Standardise what `forward` gives for some examples, `(num_examples, width)`; what is constant stays so."""
+        """
+        Standardise what `forward` gives for some examples, `(num_examples, width)`; what is constant stays so.
+
+        Raises:
+            ValueError: if there is no example.
+        """
+        if not len(pooled):
+            raise ValueError("There is no example to calibrate the head with; give at least one.")
         std, mean = torch.std_mean(pooled.to(self.center.dtype), dim=0, correction=0)
         self.center.add_(mean * self.scale)
         self.scale.mul_(torch.where(std > 1e-6, std, 1.0))

@@ -155,7 +155,7 @@ def test_entry_points_are_short_and_nobody_s_library():
 def test_the_package_is_short_and_names_what_it_computes():
     texts = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "modeling_sktformer").glob("*.py")}
     lengths = {name: len(text.splitlines()) for name, text in texts.items()}
-    assert sum(lengths.values()) - lengths["forecasting.py"] <= 2330
+    assert sum(lengths.values()) <= 2700
     assert max(lengths["attention.py"], lengths["smoothing.py"]) <= 300
     for path, names in {
         "attention.py": ["Equation 1", "Equation 2", "Equation 3", "Equation 4", "Algorithm 1"],

@@ -1,5 +1,6 @@
 """What libraries do with models beside training and loading them."""
 
+import json
 from typing import cast
 
 import pytest
@@ -15,6 +16,7 @@ from modeling_sktformer import (
     SKTformerForSequenceClassification,
     SKTformerForSequenceMatching,
     SKTformerModel,
+    load_preset,
 )
 from support.builders import assert_equal, call, make_batch, make_config, make_model
 from support.texts import make_tokenizer
@@ -108,3 +110,90 @@ def test_a_forecaster_has_gradients_for_each_series_and_a_shape_without_values()
     with FakeTensorMode():
         fake = SKTformerForPrediction(config)(torch.randn(2, 16, 2), future_values=torch.randn(2, 4, 2))
     assert fake.prediction_outputs.shape == (2, 4, 2)
+
+
+@pytest.mark.parametrize("part", ["layers", "encoder"])
+def test_what_is_compiled_alone_returns_what_is_asked_for_later(part):
+    model = make_model(SKTformerModel)
+    inputs = make_batch([12, 9]).inputs()
+    expected = call(model, inputs, output_attentions=True, output_hidden_states=True)
+    torch._dynamo.reset()
+    for module in model.encoder.layers if part == "layers" else [model.encoder]:
+        module.compile(backend="eager")
+    assert_equal(call(model, inputs).last_hidden_state, expected.last_hidden_state)
+    outputs = call(model, inputs, output_attentions=True, output_hidden_states=True)
+    torch._dynamo.reset()
+    assert_equal(outputs.attentions, expected.attentions)
+    assert_equal(outputs.hidden_states, expected.hidden_states)
+
+
+@pytest.mark.parametrize("selected", [True, [0], [0, -1]])
+def test_selected_states_keep_their_gradients(selected):
+    model = make_model(SKTformerForMaskedLM)
+    inputs = make_batch([12, 9]).inputs()
+    outputs = call(model, inputs, labels=inputs["input_ids"], output_hidden_states=selected)
+    (gradient,) = torch.autograd.grad(outputs.loss, outputs.hidden_states[0])
+    assert gradient.abs().max() > 0
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ({"inputs_embeds": torch.randn(1, 32)}, r"shape \(1, 32\); it must be \(batch_size, sequence_length, hidden"),
+        ({"input_ids": torch.zeros(7, dtype=torch.long)}, r"shape \(7,\); it must be \(batch_size, sequence_length\)"),
+        ({"input_ids": torch.zeros(2, 3, 7, dtype=torch.long)}, r"shape \(2, 3, 7\); it must be"),
+    ],
+)
+def test_inputs_with_other_axes_are_refused(inputs, message):
+    with pytest.raises(ValueError, match=message):
+        SKTformerModel(make_config())(**inputs)
+
+
+def test_one_number_is_wanted_for_each_row_of_a_single_label():
+    model = make_model(SKTformerForSequenceClassification, num_labels=1)
+    with pytest.raises(ValueError, match="regression problem; give one number for each row"):
+        call(model, make_batch([12, 5, 7]).inputs(), labels=torch.zeros(2))
+
+
+def test_a_model_without_data_pools_all_layers_of_padded_inputs():
+    config = make_config(classifier_pooling="layers")
+    with torch.device("meta"):
+        model = SKTformerForSequenceClassification(config)
+        ids = torch.ones(3, 7, dtype=torch.long)
+        assert model(input_ids=ids, attention_mask=ids).logits.shape == (3, config.num_labels)
+
+
+def test_an_encoder_that_was_resized_alone_is_not_saved(tmp_path):
+    model = make_model(SKTformerForMaskedLM)
+    length = model.config.max_position_embeddings
+    model.sktformer.resize_position_embeddings(2 * length)
+    with pytest.raises(ValueError, match=rf"has {2 * length} positions and the whole model {length}; call"):
+        model.save_pretrained(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_head_is_not_calibrated_with_nothing():
+    pooling = make_model(SKTformerForSequenceClassification).classifier.pooling
+    scale = pooling.scale.clone()
+    with pytest.raises(ValueError, match="no example"):
+        pooling.calibrate(torch.empty(0, pooling.width))
+    assert_equal(pooling.scale, scale)
+
+
+def test_a_class_in_a_file_of_its_own_is_saved_with_what_is_there(tmp_path, monkeypatch):
+    (tmp_path / "my_classifier.py").write_text(
+        "from modeling_sktformer import SKTformerForSequenceClassification\n\n\n"
+        "class MyClassifier(SKTformerForSequenceClassification):\n    pass\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import my_classifier  # type: ignore[import-not-found]
+
+    folder = tmp_path / "saved"
+    my_classifier.MyClassifier(make_config()).save_pretrained(folder)
+    auto_map = json.loads((folder / "config.json").read_text())["auto_map"]
+    assert auto_map["AutoModelForSequenceClassification"] == "my_classifier.MyClassifier"
+    assert all((folder / f"{name.partition('.')[0]}.py").is_file() for name in auto_map.values())
+
+
+def test_presets_take_what_configurations_take():
+    assert load_preset("sktformer-tiny", output_attentions=True).output_attentions

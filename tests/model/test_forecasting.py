@@ -171,6 +171,8 @@ def test_the_loss_is_the_mean_over_what_was_observed(loss):
     masked.backward()
     grads = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
     assert all(grad.isfinite().all() for grad in grads)
+    weighed = model(past_values=past, future_values=future, future_observed_mask=0.5 * mask.to(torch.bfloat16)).loss
+    assert_equal(weighed, masked)
     nothing = model(past_values=past, future_values=future, future_observed_mask=torch.zeros_like(mask)).loss
     assert nothing == 0
 
