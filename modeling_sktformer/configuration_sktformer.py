@@ -21,7 +21,7 @@ class SKTformerConfig(PreTrainedConfig):
         num_hidden_layers (`int`): Number of layers.
         num_attention_heads (`int`): Number of attention heads.
         intermediate_size (`int`): Width of the feed-forward part.
-        hidden_act (`str`): Activation of the feed-forward part, a name that `transformers` knows.
+        hidden_act (`str`): Activation of the feed-forward part and the masked-LM head, known to `transformers`.
         max_position_embeddings (`int`):
             Longest input N, in tokens. It is also the length of the whole-sequence filter, see
             [`SKTformerModel.resize_position_embeddings`].

@@ -194,7 +194,7 @@ class SKTformerForPrediction(SKTformerPreTrainedModel):
         Args:
             past_values (`torch.Tensor` of shape `(batch_size, context_length, num_input_channels)`):
                 The contexts, best standardised with the training data's mean and standard deviation. With
-                `channel_independence` any number of channels.
+                `channel_independence` any number of channels. Beyond 1e18 their squares want float64.
             past_observed_mask (`torch.Tensor` of the same shape, *optional*):
                 1 where a value was observed, 0 where it is missing. By default every value was observed.
             future_values (`torch.Tensor` of shape `(batch_size, prediction_length, num_input_channels)`, *optional*):
