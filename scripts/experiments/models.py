@@ -1,6 +1,7 @@
 """The model a script trains: a checkpoint, a preset or another architecture; its tokenizer and length."""
 
 import hashlib
+import json
 import logging
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -192,12 +193,18 @@ def fingerprint_checkpoint(name: str, revision: str = "main") -> str:
 
 
 def fingerprint_config(name: str) -> str:
-    """What `--config_name` names: of a file or folder its name and a digest; a preset and the Hub's by name alone."""
+    """What `--config_name` names, with a digest of what a preset, file or folder says; the Hub's by name alone."""
     path = Path(name)
     file = path / "config.json" if path.is_dir() else path
-    if name in available_presets() or not file.is_file():
+    if name in available_presets():
+        default = SKTformerConfig().to_dict()
+        says = {field: value for field, value in load_preset(name).to_dict().items() if value != default[field]}
+        content = json.dumps(says, sort_keys=True).encode()
+    elif file.is_file():
+        content = file.read_bytes()
+    else:
         return name
-    return f"{path.name}@{hashlib.sha256(file.read_bytes()).hexdigest()}"
+    return f"{path.name}@{hashlib.sha256(content).hexdigest()}"
 
 
 def _find_files(folder: str, patterns: Sequence[str]) -> list[Path]:

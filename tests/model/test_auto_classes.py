@@ -738,6 +738,7 @@ def test_the_presets_are_the_published_sizes():
         assert (config.num_hidden_layers, config.hidden_size, config.intermediate_size) == sizes
         assert config.head_dim == 64
         assert config.use_smoother_residual == name.endswith("-best")
+        assert config.smoother_activation == ("silu" if name.endswith("-best") else "relu")
     assert load_preset("sktformer-tiny", attn_implementation="sdpa")._attn_implementation == "sdpa"
 
 

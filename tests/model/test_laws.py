@@ -51,7 +51,7 @@ both_norms = pytest.mark.parametrize("smoother_norm", ["batch_norm", "layer_norm
 SMOOTHERS: list[dict[str, Any]] = [
     {"smoother_norm": "batch_norm"},
     {"smoother_norm": "layer_norm"},
-    {"smoother_norm": "layer_norm", "use_smoother_residual": True},
+    {"smoother_norm": "layer_norm", "use_smoother_residual": True, "smoother_activation": "silu"},
     {"smoother_norm": "layer_norm", "use_smoother_residual": True, "use_residual_gate": True},
 ]
 all_smoothers = pytest.mark.parametrize("smoother", SMOOTHERS, ids=["batch_norm", "layer_norm", "residual", "gate"])

@@ -49,6 +49,7 @@ VARIANTS: dict[str, dict] = {
     "no_feature_attention": {"use_feature_attention": False},
     "no_smoother": {"use_smoother": False},
     "smoother_residual": {"use_smoother_residual": True},
+    "best": {"use_smoother_residual": True, "smoother_activation": "silu"},
     "gated_residual": {"use_smoother_residual": True, "use_residual_gate": True},
     "gated_residual_alone": {"use_smoother_residual": True, "use_residual_gate": True, "use_smoother": False},
 }

@@ -23,6 +23,7 @@ from experiments.benchmark.models import (
     performer_attention,
     unsupported_reason,
 )
+from modeling_sktformer import load_preset
 from modeling_sktformer.kernels import Dropout
 
 
@@ -155,8 +156,10 @@ def test_sizes_are_the_papers_and_the_presets():
     presets = {"base", "small", "mini", "tiny"}
     assert set(SIZES) == {"lra"} | presets | {f"{preset}-best" for preset in presets}
     assert build_sizes("tiny-best").use_smoother_residual
-    residual = {name: build_config(workload(name), 1).to_dict().get("use_smoother_residual") for name in MODELS}
-    assert [name for name, value in residual.items() if value] == ["sktformer-best"]
+    fields = ("use_smoother_residual", "smoother_activation")
+    best = {name: [getattr(build_config(workload(name), 1), field, None) for field in fields] for name in MODELS}
+    preset = [getattr(load_preset("sktformer-tiny-best"), field) for field in fields]
+    assert [name for name, values in best.items() if values == preset] == ["sktformer-best"]
 
 
 def test_plain_code_has_a_row_of_its_own():

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 import types
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -230,10 +231,14 @@ def test_a_text_that_has_changed_makes_another_run(tmp_path, recipe, text, monke
         run(monkeypatch, "--recipe", recipe, "--train_file", changed)
 
 
-def test_a_configuration_file_that_has_changed_makes_another_run(tmp_path, recipe, monkeypatch):
+def test_a_configuration_that_has_changed_makes_another_run(tmp_path, recipe, monkeypatch):
     folder = tmp_path / "run"
     run(monkeypatch, "--recipe", recipe)
-    assert json.loads((folder / "run.json").read_text())["decides"]["config_name"] == "sktformer-tiny"
+    assert json.loads((folder / "run.json").read_text())["decides"]["config_name"].startswith("sktformer-tiny@")
+    with monkeypatch.context() as later:
+        later.setattr(models, "load_preset", partial(load_preset, smoother_activation="silu"))
+        with pytest.raises(UserError, match=r"another run \(config_name: sktformer-tiny@\w+ there, sktformer-tiny@"):
+            run(monkeypatch, "--recipe", recipe)
     file = tmp_path / "mine.json"
     fields = json.loads((tmp_path / "run" / "config.json").read_text())
     file.write_text(json.dumps(fields))

@@ -116,6 +116,8 @@ def naive_smoother(weights: Weights, config, sequences: list[Tensor], training: 
         mixed = naive_position_batch_norm(under(stem, "norm"), mixed, training)
     else:
         mixed = [naive_layer_norm(under(stem, "norm"), states, config.layer_norm_eps) for states in mixed]
+    if config.smoother_activation == "silu":
+        return [states * torch.sigmoid(states) for states in mixed]
     assert config.smoother_activation == "relu"
     return [states.clamp(min=0) for states in mixed]
 

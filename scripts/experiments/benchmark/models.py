@@ -52,7 +52,7 @@ MODELS = {
     ),
     "sktformer-no-kernel": Encoder("SKTformer (no kernel)", "sktformer", "PyTorch's dropout on processors, too."),
     "sktformer-sdpa": Encoder("SKTformer (SDPA)", "sktformer", 'attn_implementation="sdpa".', attention="sdpa"),
-    "sktformer-best": Encoder("SKTformer, -best", "sktformer", "with the addition of the presets -best."),
+    "sktformer-best": Encoder("SKTformer, -best", "sktformer", "with the two changes of the presets -best."),
     "bert-eager": Encoder("BERT (eager)", "bert", attention="eager"),
     "bert-sdpa": Encoder(
         "BERT (SDPA)", "bert", "fused attention, on CPUs without dropout alone, as in other models.", attention="sdpa"
@@ -133,7 +133,7 @@ def build_config(workload: Workload, num_layers: int | None) -> PreTrainedConfig
     if hasattr(config, "classifier_pooling"):
         values["classifier_pooling"] = "mean"
     if name == "sktformer-best":
-        values["use_smoother_residual"] = True
+        values |= {"use_smoother_residual": True, "smoother_activation": "silu"}
     elif name == "sktformer-eager":
         values["kernels"] = "eager"
     elif name == "reformer":

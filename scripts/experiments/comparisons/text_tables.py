@@ -74,7 +74,7 @@ TABLES = {
             "- The learning rate is the one that [their comparison](pretraining.md) chose for SKTformer-best and "
             "Nystromformer from three.",
             "- best-gate: what goes past the attention of SKTformer-best is weighed by a gate (`use_residual_gate`).",
-            "- best-silu: SiLU, in the place of ReLU, is the activation of the stem (`smoother_activation=silu`).",
+            "- best-relu: ReLU, the paper's, in the place of SiLU (`smoother_activation=relu`).",
             _FULL_ATTENTION,
         ),
     ),
