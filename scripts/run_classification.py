@@ -77,7 +77,8 @@ def main() -> None:
     # Everything that can be wrong with the arguments is found before the folder is touched.
     tokenizer = classifier.load_text_tokenizer(checkpoint)
     wanted = ["train"] * trains + ["validation"] * (trains or training.do_eval) + ["test"] * training.do_predict
-    data = load_texts(texts, wanted, tokenizer, checkpoint_problem(checkpoint))
+    predicted = checkpoint_problem(checkpoint, "auto" if trains else texts.problem_type)
+    data = load_texts(texts, wanted, tokenizer, predicted)
     for_single_labels = {
         "--label_smoothing_factor": training.label_smoothing_factor,
         "--fit_head": training.fit_head,

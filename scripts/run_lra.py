@@ -19,13 +19,13 @@ from pathlib import Path
 from experiments.arguments import CONFIGURATION, UserError, explained, flag_values, parse_command, run_script
 from experiments.fine_tuning import run_job
 from experiments.lra.data import LraArguments, load_parts
-from experiments.lra.jobs import LraTrainingArguments, make_job, record_curve
+from experiments.lra.jobs import LraTrainingArguments, check_curve, make_job, record_curve
 from experiments.lra.models import LraModelArguments
 from experiments.lra.report import draw_examples, write_report
 from experiments.lra.tasks import TASKS
 from experiments.run_folder import recorded_arguments
 from experiments.training import announce_run, prepare, upload_run
-from experiments.trials import check_job, read_metrics, trial_folders
+from experiments.trials import check_job, plan_trials, read_metrics, trial_folders
 
 
 ARGUMENTS = (LraModelArguments, LraArguments, LraTrainingArguments)
@@ -54,6 +54,8 @@ def main() -> None:
         parts = load_parts(arguments)
     job = make_job(command, parts)
     check_job(folder, job.identity, training, command.paths())
+    for planned in plan_trials(folder, training, job.identity) if training.test_curve else ():
+        check_curve(planned.folder)
     place = folder.resolve()
     drawn = place.with_name(f"{place.name}-examples.png")  # beside the folder, which only training may begin
     if arguments.draw_examples and training.should_save:

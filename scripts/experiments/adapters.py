@@ -2,7 +2,7 @@
 
 import importlib
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,9 @@ class LoraArguments:
     lora_dropout: float = flag(0.0, "Dropout on the adapters' inputs.")
 
     def __post_init__(self):
+        changed = [field.name for field in fields(self) if getattr(self, field.name) != field.default]
+        if changed and not self.lora:
+            raise UserError(f"--{changed[0]} is for adapters; add --lora, or leave it out.")
         require_at_least(1, self, "lora_rank")
         if not 0 <= self.lora_dropout < 1:
             raise UserError(f"--lora_dropout is {self.lora_dropout:g}; it must be at least 0 and less than 1.")

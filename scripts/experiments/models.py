@@ -168,6 +168,7 @@ def load_tokenizer(
     """A fast tokenizer with the special tokens `needed` (mask, pad, cls, sep); a `UserError` if there is none."""
     nothing = UserError(f"The checkpoint {name} holds no tokenizer; save one beside it or give --tokenizer_name.")
     if Path(name).is_dir() and not _find_files(name, _TOKENIZER_FILES):
+        check_one_model(name)
         raise nothing
     with explained(f"The tokenizer {name} cannot be loaded"):
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code, revision=revision)
@@ -179,6 +180,17 @@ def load_tokenizer(
         what = f"has no {' and no '.join(lacking)} token" if lacking else "is not a fast one"
         raise UserError(f"The tokenizer {name} {what}, which this needs; give another one.")
     return tokenizer
+
+
+def check_one_model(name: str) -> None:
+    """Raise a `UserError` for a folder that is no model, but holds those of several seeds, tasks or horizons."""
+    below = (sorted(Path(name).glob(pattern)) for pattern in ("*/config.json", "*/*/config.json"))
+    folders = [file.parent for file in next(filter(None, below), [])]
+    # A search keeps the weights of one.
+    folders = [folder for folder in folders if _find_files(str(folder), _CHECKPOINT_FILES[1:])] or folders
+    if folders and not (Path(name) / "config.json").exists():
+        runs = ", ".join(str(folder.relative_to(name)) for folder in folders)
+        raise UserError(f"{name} holds a model in each of {runs}; give one of these folders.")
 
 
 def fingerprint_checkpoint(name: str, revision: str = "main") -> str:

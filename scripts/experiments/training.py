@@ -74,8 +74,8 @@ class RunArguments(TrainingArguments):
         batches = ("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps")
         require_at_least(1, self, *batches, "num_threads")
         require_at_least(0, self, "learning_rate", "weight_decay", "max_grad_norm", "warmup_steps")
-        if self.max_steps <= 0 and self.num_train_epochs <= 0:
-            raise UserError(f"--num_train_epochs {self.num_train_epochs:g} must be more than 0.")
+        if self.max_steps <= 0 and not 0 < self.num_train_epochs < math.inf:
+            raise UserError(f"--num_train_epochs {self.num_train_epochs:g} must be a number above 0.")
         if self.prediction_loss_only or self.batch_eval_metrics or not self.eval_do_concat_batches:
             unused = "--prediction_loss_only, --batch_eval_metrics and --eval_do_concat_batches"
             raise UserError(f"The metrics need all predictions at once; leave out {unused}.")

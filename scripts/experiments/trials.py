@@ -25,6 +25,7 @@ from experiments.run_folder import METRICS_FILE, RunIdentity, check_run_folder
 SEVERAL_TRIALS = ("seeds", "search", "search_epochs", "search_learning_rates", "search_batch_sizes")
 # What a trial may have of its own, and what it is called in the trial's name.
 _SHORT_NAMES = {"seed": "seed", "num_train_epochs": "epochs", "learning_rate": "rate", "global_batch_size": "batch"}
+_GRID: tuple[list[float], list[float], list[int]] = ([4, 10, 20], [5e-5, 1e-4], [16, 32])
 _WEIGHTS = "*.safetensors*"  # of one file, or of several with an index
 
 
@@ -34,9 +35,9 @@ class FineTuningArguments(HeadArguments):
 
     seeds: int = flag(1, "Train with so many seeds from --seed on, and say how they spread.")
     search: bool = flag(False, "Try all of the --search_* values, and keep the best.")
-    search_epochs: list[float] = flag([4, 10, 20], "Epochs.")
-    search_learning_rates: list[float] = flag([5e-5, 1e-4], "Rates.")
-    search_batch_sizes: list[int] = flag([16, 32], "Global batches.")
+    search_epochs: list[float] = flag(_GRID[0], "Epochs.")
+    search_learning_rates: list[float] = flag(_GRID[1], "Rates.")
+    search_batch_sizes: list[int] = flag(_GRID[2], "Global batches.")
     early_stopping_patience: int | None = flag(None, "Stop after so many evaluations without a new best; keep that.")
 
     def __post_init__(self) -> None:
@@ -52,6 +53,11 @@ class FineTuningArguments(HeadArguments):
         for is_wrong, message in (
             (self.search and self.seeds > 1, "--search tries values with one seed; use --seeds after it."),
             (self.search and self.max_steps > 0, "--search tries epochs, which --max_steps overrides; leave it out."),
+            (
+                not self.search and grid != _GRID,
+                "--search_epochs, --search_learning_rates and --search_batch_sizes are for --search; add it, or leave "
+                "them out.",
+            ),
             (self.search and not all(grid), "--search needs at least one value for each of its --search_* flags."),
             (
                 self.search and any(value <= 0 for values in grid for value in values),
@@ -65,6 +71,10 @@ class FineTuningArguments(HeadArguments):
                 self.fit_head and (self.calibrate_head or self.head_learning_rate is not None or patience is not None),
                 "--fit_head takes no step, for which --calibrate_head, --head_learning_rate and "
                 "--early_stopping_patience are; leave them out.",
+            ),
+            (
+                self.seed + self.seeds > 2**32,
+                f"--seeds {self.seeds} from --seed {self.seed} on go beyond {2**32 - 1}.",
             ),
             (self.push_to_hub and several, "--push_to_hub pushes one model; leave out --search and --seeds."),
             # Which has room for one in a process; the next one measures, or has another seed.

@@ -346,6 +346,17 @@ def test_places_are_spread_evenly():
     assert spread(100, 4) == [12, 37, 62, 87]
 
 
+def test_a_checkpoint_that_does_not_say_what_it_predicts_is_asked_for_it(monkeypatch):
+    config = BertConfig(id2label={0: "a", 1: "b"})
+    monkeypatch.setattr(label_module, "load_trained_config", lambda checkpoint: config)
+    checkpoint = CheckpointArguments(model_name_or_path="x")
+    kinds = (label_module.MULTI, label_module.SINGLE)
+    assert [label_module.checkpoint_problem(checkpoint, kind).kind for kind in kinds] == [*kinds]
+    config.problem_type = "single_label_classification"
+    with pytest.raises(UserError, match=r"x was trained for single_\w+, and not for --problem_type multi_\w+; leave"):
+        label_module.checkpoint_problem(checkpoint, label_module.MULTI)
+
+
 @pytest.mark.parametrize(
     ("names", "expected"),
     [

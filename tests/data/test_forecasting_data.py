@@ -193,6 +193,8 @@ def test_months_without_a_grid_go_on_by_their_median_step():
     ("numbers", "following"),
     [
         (np.arange(1950, 2000), "2000-01-01"),
+        (pd.date_range("2021-10-01", periods=50).strftime("%Y%m%d").astype(int), "2021-11-20"),
+        (pd.date_range("2020-01", periods=50, freq="MS").strftime("%Y%m").astype(int), "2024-03-01"),
         (1_700_000_000 + 3600 * np.arange(50), "2023-11-17 00:13:20"),
         (1000 * (1_700_000_000 + 60 * np.arange(50)), "2023-11-14 23:03:20"),
     ],
@@ -213,6 +215,10 @@ def test_numbers_that_say_nothing_number_the_steps():
     for numbers in (rows["time"], *(2024010100 + rows["time"], 202401010000 + rows["time"]), _with_a_hole()):
         assert make_series("s", rows.assign(time=numbers), None, ["a"]).timestamps is None
         with pytest.raises(UserError, match=r"column time holds numbers and no dates; .* or none"):
+            make_series("s", rows.assign(time=numbers), "time", None)
+    for numbers in (202401 + rows["time"], 20240101 + rows["time"]):  # of which 32 of January is no day
+        assert make_series("s", rows.assign(time=numbers), None, None).timestamps is None
+        with pytest.raises(UserError, match=r"column time holds `\d+` in row \d+, which is no date with a year"):
             make_series("s", rows.assign(time=numbers), "time", None)
     years = rows.assign(time=1950 + rows["time"])
     assert make_series("s", years, None, None).timestamps is None

@@ -8,6 +8,7 @@ import datasets
 import pytest
 
 from experiments.arguments import UserError
+from experiments.glue import tasks
 from experiments.glue.tasks import DIAGNOSTICS, TASKS, GlueArguments, load_split, load_tests
 from experiments.text.classifier import encode_texts, make_collator
 from support.glue_rows import make_rows, make_tokenizer, write_rows, write_tasks
@@ -192,7 +193,7 @@ def test_test_rows_need_no_label_and_have_their_number(tmp_path, load):
     }
 
 
-def test_folders_of_tasks(tmp_path, cache):
+def test_folders_of_tasks(tmp_path, cache, monkeypatch):
     folder = write_tasks(tmp_path / "glue", [TASKS["mnli"], TASKS["cola"], DIAGNOSTICS])
     (folder / "cola" / "train.jsonl").rename(folder / "cola" / "train-00000-of-00001.jsonl")
     arguments = GlueArguments(["cola", "mnli"], data_dir=str(folder), cache_dir=cache)
@@ -204,6 +205,13 @@ def test_folders_of_tasks(tmp_path, cache):
     assert [(part.name, split) for part, split, _ in tests] == [
         *(("mnli", "test_matched"), ("mnli", "test_mismatched"), ("ax", "test")),
     ]
+    with monkeypatch.context() as hub:
+        hub.setattr(tasks, "load_split", lambda part, split, arguments: None)
+        parts = {
+            config: load_tests(TASKS["mnli"], GlueArguments(["mnli"], dataset_config_name=config))
+            for config in (None, "a")
+        }
+    assert [len(parts[config]) for config in (None, "a")] == [3, 2]
     shutil.rmtree(folder / "ax")
     assert len(load_tests(TASKS["mnli"], arguments)) == 2
     for split, how, message in (

@@ -233,6 +233,8 @@ def test_the_paper_s_grid_is_the_default(tmp_path):
             "--early_stopping_patience is 0",
         ),
         ({"early_stopping_patience": 2}, "add --eval_strategy"),
+        ({"search_epochs": [1]}, "--search_batch_sizes are for --search; add it"),
+        ({"seed": 2**32 - 2, "seeds": 3}, "--seeds 3 from --seed 4294967294 on go beyond 4294967295"),
         ({"seeds": 2, "push_to_hub": True}, "--push_to_hub pushes one model"),
         ({"prediction_loss_only": True}, "need all predictions at once"),
     ],

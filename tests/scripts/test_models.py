@@ -531,11 +531,13 @@ def test_adapters_without_peft_are_explained(tmp_path, monkeypatch):
     with pytest.raises(UserError, match=r"pip install -e \"\.\[lora\]\""):
         add_lora(load(save_sktformer(tmp_path)), LoraArguments(lora=True))
     with pytest.raises(ValueError, match="--lora_rank is 0"):
-        LoraArguments(lora_rank=0)
+        LoraArguments(lora=True, lora_rank=0)
     with pytest.raises(ValueError, match=r"--lora_dropout is 1\.5; it must be at least 0 and less than 1"):
-        LoraArguments(lora_dropout=1.5)
+        LoraArguments(lora=True, lora_dropout=1.5)
     with pytest.raises(ValueError, match="--lora_alpha is nan; it must be a positive number"):
-        LoraArguments(lora_alpha=float("nan"))
+        LoraArguments(lora=True, lora_alpha=float("nan"))
+    with pytest.raises(UserError, match="--lora_dropout is for adapters; add --lora"):
+        LoraArguments(lora_dropout=0.1)
 
 
 def test_fields_that_sizes_have_are_taken_over_by_others():

@@ -489,6 +489,13 @@ def test_several_seeds_predict_with_the_best(run, files, caplog):
     assert len(results) == 6  # with the commonest label's, and the test's
     assert re.search(r"the best of 2, in \S+seed-\d+\.", caplog.text)
     assert len(read_table(folder / "predictions.csv")) == 12
+    with pytest.raises(UserError, match=r"run holds a model in each of seed-\d+, seed-\d+; give one of these folders"):
+        run(*flags[2:4], "--do_predict", "--output_dir", folder / "answers", model=folder)
+    run(*flags, "--seeds", 3, epochs=1)
+    grown = json.loads((folder / "report.json").read_text())
+    assert [row for row in grown if "seeds" in row] == [
+        "validation, median of 3 seeds", "validation, standard deviation of 3 seeds",
+    ]  # fmt: skip
 
 
 def test_texts_of_another_language_are_refused(run, tmp_path):

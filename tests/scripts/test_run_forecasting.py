@@ -148,9 +148,9 @@ def test_a_run_leaves_tables_forecasts_and_pictures(run, tmp_path, capsys):
     np.testing.assert_allclose(future_of(tmp_path / "tenfold"), expected, rtol=1e-5)
     (tmp_path / "seeds" / "horizon-6" / "seed-0").mkdir(parents=True)
     (tmp_path / "seeds" / "horizon-6" / "seed-0" / "config.json").write_text("{}")
-    with pytest.raises(UserError, match=r"seeds holds a forecaster in each of horizon-6/seed-0; give one"):
+    with pytest.raises(UserError, match=r"seeds holds a model in each of horizon-6/seed-0; give one"):
         run("--model_name_or_path", str(tmp_path / "seeds"), "--data_file", new, "--do_predict", name="wrong")
-    with pytest.raises(UserError, match=r"run holds a forecaster in each of horizon-6, horizon-9; give one"):
+    with pytest.raises(UserError, match=r"run holds a model in each of horizon-6, horizon-9; give one"):
         run("--model_name_or_path", str(tmp_path / "run"), "--data_file", new, "--do_predict", name="wrong")
     swapped = ["--data_file", write_series(tmp_path / "swapped.csv", columns=("south", "north")), "--do_predict"]
     swapped += ["--target_columns", "south", "north"]
@@ -360,7 +360,7 @@ def test_the_best_of_a_search_is_reported_and_not_their_mean(run, tmp_path):
     for horizon in (6, 9):
         best = max(metrics_of(tmp_path / "run", horizon)["trials"], key=lambda trial: trial["score"])
         assert results["test"]["this model"][str(horizon)]["mse"] == [best["eval_test_mse"]]
-    with pytest.raises(UserError, match=r"holds a forecaster in each of epochs-1-rate-0\.03-batch-64; give one of"):
+    with pytest.raises(UserError, match=r"holds a model in each of epochs-1-rate-0\.03-batch-64; give one of"):
         run(
             "--do_predict",
             "--model_name_or_path",

@@ -194,6 +194,18 @@ def test_a_finished_command_rests_and_another_one_is_refused(run, pictures, caps
             run(*pictures, *flags, name="tuned")
 
 
+def test_a_curve_that_cannot_be_is_refused_before_training_goes_on(run, pictures, monkeypatch):
+    folder = run(*pictures)
+    (folder / METRICS_FILE).unlink()  # as if it had been cut short behind a checkpoint
+    (folder / "checkpoint-5").mkdir()
+    state = json.loads((folder / "trainer_state.json").read_text())
+    state["log_history"] = [entry for entry in state["log_history"] if "eval_test_accuracy" not in entry]
+    (folder / "checkpoint-5" / "trainer_state.json").write_text(json.dumps(state))
+    monkeypatch.setattr(run_lra, "run_job", lambda *job: pytest.fail("trained"))
+    with pytest.raises(UserError, match="at least in part, without --test_curve"):
+        run(*pictures, "--test_curve")
+
+
 def test_a_curve_of_the_last_model_is_recorded(run, pictures):
     flags = ["--load_best_model_at_end", "false", "--save_strategy", "no", "--num_train_epochs", 2, "--test_curve"]
     metrics = metrics_of(run(*pictures, *flags))

@@ -279,6 +279,7 @@ def test_what_decides_which_checkpoint_is_kept_decides_the_result(tmp_path, flag
         (["--learning_rate", "nan"], "--learning_rate is nan"),
         (["--weight_decay", "-0.1"], "--weight_decay"),
         (["--num_train_epochs", "0"], "--num_train_epochs 0"),
+        (["--num_train_epochs", "nan"], "--num_train_epochs nan must be a number above 0"),
         (["--report_to", "wandb"], "--report_to .*wandb"),
         (["--report_to", "tensorboard"], "--report_to .*tensorboard"),
         (["--report_to", "carrier_pigeon"], "--report_to .*carrier_pigeon.*not supported"),

@@ -45,11 +45,18 @@ def format_names(names: Sequence[str], limit: int = 10) -> str:
     return ", ".join(f"`{n}`" for n in names[:limit]) + (f" and {len(names) - limit} more" if names[limit:] else "")
 
 
-def checkpoint_problem(checkpoint: CheckpointArguments) -> Problem:
-    """What a fine-tuned checkpoint predicts."""
+def checkpoint_problem(checkpoint: CheckpointArguments, asked: str = "auto") -> Problem:
+    """
+    What a fine-tuned checkpoint predicts. One that does not say it may be `asked` for any kind of problem; a
+    `UserError` if one that says it is asked for another.
+    """
     config = load_trained_config(checkpoint)
     names = [str(name) for name in label_names(config)]
-    kind = config.problem_type or (REGRESSION if len(names) == 1 else SINGLE)
+    asked = asked if asked != "auto" else ""
+    kind = config.problem_type or asked or (REGRESSION if len(names) == 1 else SINGLE)
+    if asked not in ("", kind):
+        what = f"The checkpoint {checkpoint.model_name_or_path} was trained for {kind}"
+        raise UserError(f"{what}, and not for --problem_type {asked}; leave it out, or add --do_train.")
     return Problem(kind, () if kind == REGRESSION else tuple(names))
 
 

@@ -1,6 +1,7 @@
 """What a run leaves beside its model: predictions, confusions, a table of metrics and the model card."""
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from experiments.run_folder import METRICS_FILE, RUN_FILE
 from experiments.trials import best_trial, trial_folders
 
 
+_OF_SEEDS = re.compile(r"(median|standard deviation) of \d+ seeds$")
 _TEST_FILES = ("predictions.csv", "documents.csv", "test_confusion.csv", "test_confusion.png")
 
 
@@ -108,6 +110,7 @@ def write_report(folder: Path, results: Mapping[str, Mapping[str, float]], is_ad
         is_known = any(name.startswith("test_") for name in metrics)
         is_kept = is_known and not any(row.startswith("test, ") for row in results)
         model = {row for row in known if row.endswith(", this model") and results.get(row) == known[row]}
+        known = {row: values for row, values in known.items() if not _OF_SEEDS.search(row)}  # which are measured anew
         rows = {row: values for row, values in known.items() if f"{row.partition(', ')[0]}, this model" in model}
         rows |= {**results} | (added if is_kept else {})
     if not rows:

@@ -22,9 +22,9 @@ from transformers import (
 
 from experiments.arguments import UserError, explained, flag, require_at_least
 from experiments.fine_tuning import FineTuningTrainer
-from experiments.models import TRAINED_DTYPE, override_fields, override_trained
+from experiments.models import TRAINED_DTYPE, check_one_model, override_fields, override_trained
 from experiments.sized_models import SizedModelArguments
-from experiments.trials import FineTuningArguments, lacks_weights
+from experiments.trials import FineTuningArguments
 from modeling_sktformer import SKTformerConfig, SKTformerForPrediction
 from modeling_sktformer.forecasting import prediction_loss
 
@@ -79,14 +79,7 @@ def load_config(arguments: ForecasterArguments) -> PreTrainedConfig:
         UserError: if it cannot be had, is of no forecaster or another type, or weights depend on what is overridden.
     """
     name = str(arguments.model_name_or_path)
-    # A horizon's folder holds one for each seed, where there are several.
-    below = (sorted(Path(name).glob(pattern)) for pattern in ("*/config.json", "*/*/config.json"))
-    folders = [file.parent for file in next(filter(None, below), [])]
-    # A search keeps the weights of one.
-    folders = [folder for folder in folders if not lacks_weights(folder)] or folders
-    runs = [str(folder.relative_to(name)) for folder in folders]
-    if runs and not (Path(name) / "config.json").exists():
-        raise UserError(f"{name} holds a forecaster in each of {', '.join(runs)}; give one of these folders.")
+    check_one_model(name)
     with explained(f"The checkpoint {name} cannot be loaded"):
         config = AutoConfig.from_pretrained(name, trust_remote_code=arguments.trust_remote_code)
     lacking = [n for n in ("context_length", "prediction_length", "num_input_channels") if not hasattr(config, n)]

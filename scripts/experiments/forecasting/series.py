@@ -17,11 +17,12 @@ from experiments.loading import explained_errors, load_prepared
 _TIMESTAMPS = ("date", "datetime", "timestamp", "time", "ds")
 _NO_TIMESTAMPS = "none"
 _UNEVEN = "Its timestamps are not evenly spaced: every row is taken as one time step."
-# Numbers that say when a row was, and between which values they lie.
+# Numbers that say when a row was, as digits of a date or since 1970, and between which values they lie.
 # Hours and minutes written as 2024013112 and 202401311259 lie between the latter two.
 _FIRST_YEAR = 1000
 _CLOCK = r"\s*\d\d?(:\d\d){1,2}([.,]\d+)?\s*([AaPp]\.?[Mm]\.?)?\s*"
-_NUMBERED = {"years": (_FIRST_YEAR, 2999), "s": (10**8, 19 * 10**8), "ms": (3 * 10**11, 19 * 10**11)}
+_DIGITS = {"%Y": (_FIRST_YEAR, 2999), "%Y%m": (100 * _FIRST_YEAR, 299912), "%Y%m%d": (10**4 * _FIRST_YEAR, 29991231)}
+_NUMBERED = _DIGITS | {"s": (10**8, 19 * 10**8), "ms": (3 * 10**11, 19 * 10**11)}
 
 
 def _read_parquet(file: Path) -> pd.DataFrame:
@@ -255,15 +256,17 @@ def _read_timestamps(
     """When each row was; None for numbers that are no times, in a column that nobody has named."""
     if pd.api.types.is_numeric_dtype(column):
         numbered = next((unit for unit, (low, high) in _NUMBERED.items() if column.between(low, high).all()), None)
-        is_by_name = is_sure or numbered != "years"  # a count may run through the same numbers
+        is_by_name = is_sure or numbered not in ("%Y", "%Y%m")  # a count may run through the same numbers
         if numbered is None or not is_by_name or column.isna().any() or (column % 1 != 0).any():
             if not is_sure:
                 return None
             remedy = f"name another --timestamp_column, or {_NO_TIMESTAMPS}"
             raise UserError(f"{source}: column {column.name} holds numbers and no dates; {remedy}.")
         column = column.astype("int64")
-        if numbered == "years":
-            times = pd.to_datetime(column.astype(str), format="%Y")
+        if numbered in _DIGITS:
+            times = pd.to_datetime(column.astype(str), format=numbered, errors="coerce")
+            if not is_sure and times.isna().any():  # a count again
+                return None
         else:
             times = pd.to_datetime(column, unit=numbered)
     else:

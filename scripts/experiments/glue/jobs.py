@@ -1,5 +1,6 @@
 """A task of GLUE as a job of fine-tuning: which checkpoint it starts from, what decides its result, its card."""
 
+import logging
 import zipfile
 from collections.abc import Iterable
 from dataclasses import replace
@@ -17,13 +18,15 @@ from experiments.adapters import add_lora
 from experiments.arguments import Command, UserError
 from experiments.checkpoints import CheckpointArguments, load_classifier, start_classifier
 from experiments.glue.metrics import compute_metrics, majority_metrics, predicted_labels
-from experiments.glue.tasks import DIAGNOSTICS, SIMILARITY_RANGE, TASKS, GlueTask
+from experiments.glue.tasks import DIAGNOSTICS, SIMILARITY_RANGE, TASKS, GlueArguments, GlueTask
 from experiments.model_card import example_input, public_name, write_classifier_card
 from experiments.models import fingerprint_checkpoint
 from experiments.results import read_json, replace_file, write_atomically
 from experiments.run_folder import ARGUMENTS_FILE, RUN_FILE
 from experiments.text import classifier
 
+
+logger = logging.getLogger(__name__)
 
 REGRESSION_LABEL = "similarity"
 # Tasks that are too small to learn what MNLI teaches.
@@ -127,6 +130,8 @@ def predict_tests(task: GlueTask, tests: list[tuple[GlueTask, str, Dataset]], co
         if trials.lacks_weights(best):
             raise UserError(f"{best} has no weights any more; run it again with --recipe {best / ARGUMENTS_FILE}.")
         start = replace(start, model_name_or_path=str(best), tokenizer_name=None, model_revision="main")
+        glue = _as_trained(glue, best)
+        command = replace(command, groups=(*command.groups[:2], glue, training))
     tokenizer = classifier.load_text_tokenizer(start)
     model = load_task_model(task, start, command, tokenizer, trains=False)
     collator = classifier.make_collator(tokenizer, glue.max_seq_length, glue.pad_to_max_length)
@@ -137,6 +142,15 @@ def predict_tests(task: GlueTask, tests: list[tuple[GlueTask, str, Dataset]], co
         if training.should_save:
             write_predictions(folder, part, split, rows["idx"], predicted_labels(task, logits))
     PartialState().wait_for_everyone()
+
+
+def _as_trained(glue: GlueArguments, folder: Path) -> GlueArguments:
+    """The arguments with which a run's model reads as it has learnt to."""
+    decides = read_json(folder / RUN_FILE)["decides"]
+    lengths = {name: decides[name] for name in ("max_seq_length", "pad_to_max_length")}
+    for name in (name for name, value in lengths.items() if value != getattr(glue, name)):
+        logger.info("%s predicts with --%s %s, as it was trained.", folder, name, lengths[name])
+    return replace(glue, **lengths)
 
 
 def write_predictions(folder: Path, task: GlueTask, split: str, indices: Iterable[int], labels: np.ndarray) -> None:

@@ -135,7 +135,8 @@ def load_tests(task: GlueTask, arguments: GlueArguments) -> list[tuple[GlueTask,
     """The test splits that a task's model predicts; MNLI's predicts the diagnostic set too, where there is one."""
     wanted = [(task, name) for name in (list(task.submission)[:1] if arguments.test_file else task.submission)]
     data = arguments.data_dir  # on the Hub it is complete
-    if task.name == "mnli" and not arguments.test_file and (not data or (Path(data) / DIAGNOSTICS.name).is_dir()):
+    has_others = (Path(data) / DIAGNOSTICS.name).is_dir() if data else arguments.dataset_config_name is None
+    if task.name == "mnli" and not arguments.test_file and has_others:
         wanted.append((DIAGNOSTICS, "test"))
     return [(part, name, load_split(part, name, arguments)) for part, name in wanted]
 

@@ -1,6 +1,6 @@
 """A task of Long Range Arena as a job of fine-tuning: trained, chosen on validation, measured on the whole test."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from transformers import EvalPrediction
+from transformers.trainer import TRAINER_STATE_NAME
 
 from experiments.architectures import explain_failure, takes_mask
 from experiments.arguments import Command, UserError, flag
@@ -22,8 +23,8 @@ from experiments.lra.report import write_task_card
 from experiments.lra.tasks import TASKS
 from experiments.model_card import public_name
 from experiments.models import fingerprint_checkpoint
-from experiments.results import write_json
-from experiments.run_folder import METRICS_FILE
+from experiments.results import read_json, write_json
+from experiments.run_folder import METRICS_FILE, find_checkpoint
 from experiments.sized_models import describe_config
 from experiments.trials import FineTuningArguments, read_metrics
 
@@ -137,10 +138,22 @@ def record_curve(folder: Path) -> None:
     Write into a trial's metrics the test accuracy after each evaluation, by its step: `curve`. A `UserError` if not
     all evaluations have measured it.
     """
-    metrics, key = read_metrics(folder), "eval_test_accuracy"
-    found = {str(entry["step"]): entry[key] for entry in metrics["history"] if key in entry}
-    if len(found) < len({entry["step"] for entry in metrics["history"] if "eval_accuracy" in entry}):
-        remedy = "choose another folder, or pass --overwrite"
-        raise UserError(f"{folder} was trained, at least in part, without --test_curve, and has no curve; {remedy}.")
+    metrics = read_metrics(folder)
+    found = _find_curve(folder, metrics["history"])
     if found and "curve" not in metrics:
         write_json(folder / METRICS_FILE, metrics | {"curve": found})
+
+
+def check_curve(folder: Path) -> None:
+    """Raise a `UserError` if a run that was cut short in a folder has evaluations that no curve could have."""
+    if checkpoint := find_checkpoint(folder):
+        _find_curve(folder, read_json(Path(checkpoint) / TRAINER_STATE_NAME)["log_history"])
+
+
+def _find_curve(folder: Path, history: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    key = "eval_test_accuracy"
+    found = {str(entry["step"]): entry[key] for entry in history if key in entry}
+    if len(found) < len({entry["step"] for entry in history if "eval_accuracy" in entry}):
+        remedy = "choose another folder, or leave --test_curve out"
+        raise UserError(f"{folder} was trained, at least in part, without --test_curve, and has no curve; {remedy}.")
+    return found

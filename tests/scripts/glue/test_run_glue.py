@@ -126,6 +126,19 @@ def test_predictions_are_the_model_s(everything):
         assert lines == [f"{number}\t{word}" for number, word in enumerate(words)]
 
 
+def test_tests_are_read_at_the_length_of_the_training(tmp_path, recipe, monkeypatch, caplog):
+    caplog.set_level("INFO")
+    flags = ["--recipe", recipe, "--task_name", "stsb", "--do_predict"]
+    run(monkeypatch, *flags, "--do_train")
+    trained = (tmp_path / "run" / "submission" / "STS-B.tsv").read_text()
+    run(monkeypatch, *flags, "--max_seq_length", 6)
+    assert "stsb predicts with --max_seq_length 32, as it was trained." in caplog.text
+    assert (tmp_path / "run" / "submission" / "STS-B.tsv").read_text() == trained
+    other = ["--model_name_or_path", tmp_path / "run" / "stsb", "--output_dir", tmp_path / "other"]
+    run(monkeypatch, *flags, *other, "--max_seq_length", 6)
+    assert (tmp_path / "other" / "submission" / "STS-B.tsv").read_text() != trained
+
+
 def test_similarities_stay_in_their_range(tmp_path, recipe, monkeypatch):
     run(monkeypatch, "--recipe", recipe, "--task_name", "stsb")
     assert "always the mean" in (tmp_path / "run" / "stsb" / "README.md").read_text()
