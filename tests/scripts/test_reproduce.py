@@ -272,28 +272,47 @@ def test_a_row_keeps_the_rate_that_it_says(make, stage, tmp_path):
 
 def test_time_is_spent_on_as_many_steps_as_it_holds(make, stage, tmp_path):
     cases = (Case("short", "short", max_steps=100), Case("half a minute", "books", minutes=0.5))
-    text, _ = make([replace(stage, cases=cases, search_steps=10)])
+    stage = replace(stage, cases=cases, search_steps=10)
+    text, results = make([stage])
     assert "loss, half a minute" in text
     names = sorted(path.parent.name for path in (tmp_path / "out").rglob("ours*/metrics.json"))
     assert [name for name in names if name.endswith("-0")] == ["ours-books-0.5min-0.001-0", "ours-short-100-0.001-0"]
-    # A step of the short run, whose seed is 100, has taken ten seconds: three fit.
+    # Steps of the short runs, whose seeds are 100 to 102, have taken ten seconds and more: of the median three fit.
     assert "--max_steps 3 " in (tmp_path / "out" / "first" / "ours-books-0.5min-0.001-0.log").read_text()
-    (timed,) = (tmp_path / "out").rglob("ours-books-timed-100-0.001-100/metrics.json")
-    known = timed.read_text()
-    timed.write_text(known.replace('"device": "d"', '"device": "another"'))
+    rounds = [10000, 10100, 10200]
+    assert results["step_times_ms"] == {"ours-books-0.5min": rounds, "theirs-books-0.5min": rounds}
+    assert "\n- Between 3 rounds the steps of one row lie 2.0% apart in the median over the rows, and 2.0% at" in text
+    timed = sorted((tmp_path / "out").rglob("ours-books-timed-40-0.001-*/metrics.json"))
+    assert [path.parent.name[-3:] for path in timed] == ["100", "101", "102"]
+    logs = [path.parent.with_name(f"{path.parent.name}.log").read_text() for path in timed]
+    assert all("--eval_strategy no --save_strategy no" in log for log in logs)
+    known = timed[1].read_text()
+    timed[1].write_text(known.replace('"threads": 1', '"threads": 2'))
+    by = r"timed by different means \(ours on d, 1 thread\(s\), theirs on d, 1 .*, ours on d, 2 thread\(s\)\)"
+    with pytest.raises(UserError, match=by):
+        make([stage])
+    for path in timed:
+        path.write_text(known.replace('"device": "d"', '"device": "another"'))
     with pytest.raises(
         UserError, match=r"ours were timed on another, .*taken on d, 1 thread\(s\); .* or delete .*first"
     ):
-        make([replace(stage, cases=cases, search_steps=10)], "--rows", "ours")
-    timed.write_text(known.replace('"threads": 1', '"threads": 2'))
-    with pytest.raises(UserError, match=r"timed by different means \(ours on d, 2 thread\(s\), theirs on d, 1 thread"):
-        make([replace(stage, cases=cases, search_steps=10)])
-    timed.write_text(timed.read_text().replace('"device"', '"is_gpu": true, "device"'))
+        make([stage], "--rows", "ours")
+    for path in timed:
+        path.write_text(known.replace('"device"', '"is_gpu": true, "device"'))
     with pytest.raises(UserError, match=r"Steps of ours were timed on d and taken on d, 1 thread"):
-        make([replace(stage, cases=cases, search_steps=10)], "--rows", "ours")
-    timed.write_text(json.dumps({k: v for k, v in json.loads(timed.read_text()).items() if "time" not in k}))
-    with pytest.raises(UserError, match=r"ours-books-timed-100-0.001-100 was cut short .* no time; delete it"):
-        make([replace(stage, cases=cases, search_steps=10)])
+        make([stage], "--rows", "ours")
+    timed[0].write_text(json.dumps({k: v for k, v in json.loads(known).items() if "time" not in k}))
+    with pytest.raises(UserError, match=r"ours-books-timed-40-0.001-100 was cut short .* no time; delete it"):
+        make([stage])
+
+
+def test_one_slow_round_takes_no_steps_from_a_row(make, stage, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(script.read_text().replace("100.0 * seed", "500.0 if seed == 101 else 100.0"))
+    text, results = make([replace(stage, cases=(Case("half a minute", "books", minutes=0.5),))], "--rows", "ours")
+    assert results["step_times_ms"] == {"ours-books-0.5min": [100, 500, 100]}
+    assert "--max_steps 300 " in (tmp_path / "out" / "first" / "ours-books-0.5min-0.001-0.log").read_text()
+    assert "400.0% at most (ours-books-0.5min)" in text
 
 
 def test_steps_are_timed_alone_and_trained_at_once(make, stage, tmp_path, monkeypatch):
@@ -311,9 +330,9 @@ def test_steps_are_timed_alone_and_trained_at_once(make, stage, tmp_path, monkey
     text, results = make([stage], "--parallel_runs", 2)
     assert os.environ.pop("OMP_NUM_THREADS") == "4"  # of all of them
     assert started == [("first, learning rates", 2), ("first, times of steps", 1), ("first", 2)]
-    # The time is that of the short run, and not of trainings beside which others ran.
-    assert cells(text, "ours")[2] == "10000"
-    assert results["columns"][2]["values"]["ours"] == [10_000]
+    # The time is that of the short runs, and not of trainings beside which others ran.
+    assert cells(text, "ours")[2] == "10100"
+    assert results["columns"][2]["values"]["ours"] == [10_100]
 
 
 @pytest.mark.parametrize(("number", "title"), [(0, "short"), (1, "long")])
@@ -354,7 +373,7 @@ def test_every_case_of_equal_time_is_timed_by_itself(make, stage, tmp_path):
     cases = (Case("short", "short", max_steps=100), Case("half a minute", "books", minutes=0.5))
     make([replace(stage, cases=cases, search_steps=10, rate_case=0)])
     names = sorted(path.parent.name for path in (tmp_path / "out").rglob("ours-books*/metrics.json"))
-    assert [name for name in names if name.endswith("-100")] == ["ours-books-timed-100-0.001-100"]
+    assert [name for name in names if name.endswith("-100")] == ["ours-books-timed-40-0.001-100"]
     assert "--max_steps 3 " in (tmp_path / "out" / "first" / "ours-books-0.5min-0.001-0.log").read_text()
 
 
@@ -362,7 +381,10 @@ def test_minutes_can_be_given(make, stage, tmp_path):
     cases = (Case("half a minute", minutes=0.5),)
     make([replace(stage, cases=cases)], "--learning_rates", 0.01, "--minutes", 2)
     names = sorted(path.parent.name for path in (tmp_path / "out").rglob("ours*/metrics.json"))
-    assert names == [*(f"ours-2min-0.01-{seed}" for seed in (0, 1, 2)), "ours-timed-100-0.01-100"]
+    assert names == [
+        *(f"ours-2min-0.01-{seed}" for seed in (0, 1, 2)),
+        *(f"ours-timed-40-0.01-{seed}" for seed in (100, 101, 102)),
+    ]
     assert "--max_steps 12 " in (tmp_path / "out" / "first" / "ours-2min-0.01-0.log").read_text()
     with pytest.raises(UserError, match="--minutes: the table test is not of equal time; leave it out"):
         make([stage], "--minutes", 2)

@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,6 +21,7 @@ class Outcome:
     rate: float | None  # the learning rate that was chosen
     search: dict[str, float | None] = field(default_factory=dict)  # what chose it, by rate; None if it diverged
     search_steps: int | None = None  # after which it was chosen, if not after a recipe's passes
+    step_times: list[float] = field(default_factory=list)  # milliseconds by round, where minutes are the budget
     folders: list[Path] = field(default_factory=list)  # a checkpoint for each seed
     metrics: list[dict[str, Any]] = field(default_factory=list)  # for each seed
 
@@ -28,6 +30,7 @@ class Outcome:
 Outcomes: TypeAlias = dict[tuple[str, str], Outcome]
 # Likewise: milliseconds of a step, and the device and threads that it was measured with.
 Times: TypeAlias = dict[tuple[str, str], tuple[float, str]]
+_TIMED_ROUNDS = 3  # in which steps are timed: a machine that slows down for a while does so for every row
 
 
 def start_of(row: Sequence[str]) -> str:
@@ -108,28 +111,30 @@ class _StageRuns:
 
     def time_steps(self, outcomes: Outcomes) -> Times:
         """
-        How long a step takes, in short runs, one by one.
+        How long a step takes: the median of short runs, one by one, in rounds of all rows.
 
         In cases whose budget is minutes; a row that says its steps has no use for them.
         """
-        runs = {
-            (name, case.key): self.plan(name, case.timed(), outcomes[name, case.key].rate)
+        runs = [
+            ((name, case.key), self.plan(name, case.timed(), outcomes[name, case.key].rate, SEARCH_SEED + number))
+            for number in range(_TIMED_ROUNDS)
             for name, case in self.cells
             if case.minutes and "max_steps" not in flag_values(self.rows[name])
-        }
+        ]
         if runs:
-            self.execute(runs.values(), f"{self.stage.folder}, times of steps", at_once=1)
-        times: Times = {}
-        for key, run in runs.items():
+            self.execute([run for _, run in runs], f"{self.stage.folder}, times of steps", at_once=1)
+        taken: list[tuple[str, str]] = []  # the row and what it was timed with
+        for key, run in runs:
             metrics = read_json(run.result)
             if "step_time_ms" not in metrics:
                 raise UserError(f"{run.folder} was cut short behind its last step, and measured no time; delete it.")
-            times[key] = metrics["step_time_ms"], _means(metrics)
-        if len({means for _, means in times.values()}) > 1:
-            found = ", ".join(f"{name} on {means}" for (name, _), (_, means) in times.items())
-            remedy = f"give all of them as many threads, or delete {next(iter(runs.values())).folder.parent}"
+            outcomes[key].step_times.append(metrics["step_time_ms"])
+            taken.append((key[0], _means(metrics)))
+        if len({means for _, means in taken}) > 1:
+            found = ", ".join(f"{name} on {means}" for name, means in dict.fromkeys(taken))
+            remedy = f"give all of them as many threads, or delete {runs[0][1].folder.parent}"
             raise UserError(f"Steps were timed by different means ({found}), which cannot be compared; {remedy}.")
-        return times
+        return {key: (statistics.median(outcomes[key].step_times), dict(taken)[key[0]]) for key, _ in runs}
 
     def run_seeds(self, outcomes: Outcomes, times: Times) -> None:
         """Run all rows with the first seed, all with the second, and so on, and note what they reach."""

@@ -78,8 +78,8 @@ _SHORT = (
     "said here. Nor had all left these when the rates were chosen, which then says little."
 )
 HOW_TIMED = (
-    "- How many steps fit into the time is measured in a short run of each row before, one at a time. Rows of one and "
-    "the same cost have come out a tenth apart there, which no spread over seeds holds. Evaluations do not count."
+    "- How many steps fit into the time is measured before, in short runs of every row, one at a time, in rounds of "
+    "all rows; the median over these counts. Evaluations do not."
 )
 _TIMED = (
     f"{HOW_TIMED} Minutes in the pictures are steps times the measured time of a step.",

@@ -59,6 +59,7 @@ def write_table(
         **{"command": command_line(), "data": dict(given), "seeds": list(seeds), "recipes": recipes},
         "environments": [value for n, value in enumerate(environments) if value not in environments[:n]],
         "searches": {cell: o.search for cell, o in cells_run.items() if o.search},
+        "step_times_ms": {cell: o.step_times for cell, o in cells_run.items() if o.step_times},
         "columns": [asdict(c) | {"cells": {row: c.cell(row) for row in c.values}} for c in columns],
     }
     ours = {row for (row, _), o in last.items() if o.metrics[0]["model_type"] == SKTformerConfig.model_type}
@@ -66,6 +67,7 @@ def write_table(
     winners = {column.title: column.winners() for column in columns if column.measure.best}
     best = [f"{title} {' and '.join(map(titles.__getitem__, of_column))}" for title, of_column in winners.items()]
     names = dict.fromkeys([*rows, *(row for column in columns for row in column.values)])
+    searched, timed = _describe_searches(table.stages, outcomes), _describe_rounds(cells_run)
     beaten = _describe_floors(table.stages[-1], columns)
     over = "Mean and standard deviation over seeds" if len(seeds) > 1 else "One seed,"
     partial = ["- Some of these runs use a part of their data."] * any(m.get("is_partial") for m in measured)
@@ -77,9 +79,7 @@ def write_table(
         table.text.format(*recipes, data=_describe_data(given, measured), minutes=table.minutes),
         *_format_columns(columns, list(names)),
         f"Best: {'; '.join(best)}.",
-        "\n".join(
-            [statistics_note, *_describe_searches(table.stages, outcomes), *beaten, *partial, *further, *table.notes]
-        ),
+        "\n".join([statistics_note, *searched, *beaten, *partial, *further, *table.notes, *timed]),
         "\n".join(_plot(name, table, columns, last, folder)),
         format_origin(environments[0] | {"device": " and ".join(devices)}, command_line(), commits),
     ]
@@ -174,6 +174,19 @@ def _describe_searches(stages: Sequence[Stage], outcomes: Sequence[Outcomes]) ->
             f"which the table does not count; at the edge of these: {', '.join(names) or 'none'}."
         )
     return lines
+
+
+def _describe_rounds(cells: Mapping[str, Outcome]) -> list[str]:
+    """How far the rounds in which steps were timed lie apart: an error of the budget that no seed holds."""
+    rounds = {cell: o.step_times for cell, o in cells.items() if len(o.step_times) > 1}
+    if not rounds:
+        return []
+    apart = {cell: max(times) / min(times) - 1 for cell, times in rounds.items()}
+    widest = max(apart, key=apart.__getitem__)
+    return [
+        f"- Between {len(rounds[widest])} rounds the steps of one row lie {statistics.median(apart.values()):.1%} "
+        f"apart in the median over the rows, and {apart[widest]:.1%} at most ({widest})."
+    ]
 
 
 def _describe_floors(stage: Stage, columns: Sequence[Column]) -> list[str]:

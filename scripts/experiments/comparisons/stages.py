@@ -22,7 +22,7 @@ from experiments.runs import read_runs
 
 
 SEARCH_SEED = 100  # chooses learning rates and is counted in no table
-_TIMED_STEPS = 100  # that tell how long a step takes
+_TIMED_STEPS = 40  # that tell how long a step takes
 
 
 @dataclass
@@ -82,8 +82,12 @@ class Case:
         return "-".join(map(str, filter(None, (self.name, budget))))
 
     def timed(self) -> "Case":
-        """The short run that tells how long a step takes."""
-        return replace(self, name="-".join(filter(None, (self.name, "timed"))), max_steps=_TIMED_STEPS, minutes=None)
+        """The short run that tells how long a step takes, in which nothing else is done."""
+        name, steps_alone = (
+            "-".join(filter(None, (self.name, "timed"))),
+            ("--eval_strategy", "no", "--save_strategy", "no"),
+        )
+        return replace(self, name=name, flags=self.flags + steps_alone, max_steps=_TIMED_STEPS, minutes=None)
 
     def in_steps(self, step_time: float) -> "Case":
         """The same with the steps that fit into its minutes, where one takes so many milliseconds."""
