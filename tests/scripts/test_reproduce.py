@@ -88,6 +88,7 @@ def make(tmp_path, monkeypatch):
     """Makes a table of stages, with flags; returns its Markdown and its JSON."""
 
     def make_table(stages, *flags):
+        monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
         monkeypatch.setitem(TABLES, "test", Table("A table", "Batches of {0[batch]}. {data}.", tuple(stages)))
         argv = [
             "reproduce.py",
@@ -104,6 +105,12 @@ def make(tmp_path, monkeypatch):
         return (folder / "test.md").read_text(), json.loads((folder / "test.json").read_text())
 
     return make_table
+
+
+def read_run(folder, name, case="."):
+    """What the one run has left whose name begins like this."""
+    (found,) = folder.glob(f"{name}*/")
+    return read_metrics(found / case)
 
 
 def cells(text, name):
@@ -276,9 +283,12 @@ def test_time_is_spent_on_as_many_steps_as_it_holds(make, stage, tmp_path):
     text, results = make([stage])
     assert "loss, half a minute" in text
     names = sorted(path.parent.name for path in (tmp_path / "out").rglob("ours*/metrics.json"))
-    assert [name for name in names if name.endswith("-0")] == ["ours-books-0.5min-0.001-0", "ours-short-100-0.001-0"]
+    assert [name for name in names if name.endswith("-0")] == [
+        "ours-books-0.5min-3steps-0.001-0",
+        "ours-short-100-0.001-0",
+    ]
     # Steps of the short runs, whose seeds are 100 to 102, have taken ten seconds and more: of the median three fit.
-    assert "--max_steps 3 " in (tmp_path / "out" / "first" / "ours-books-0.5min-0.001-0.log").read_text()
+    assert "--max_steps 3 " in (tmp_path / "out" / "first" / "ours-books-0.5min-3steps-0.001-0.log").read_text()
     rounds = [10000, 10100, 10200]
     assert results["step_times_ms"] == {"ours-books-0.5min": rounds, "theirs-books-0.5min": rounds}
     assert "\n- Between 3 rounds the steps of one row lie 2.0% apart in the median over the rows, and 2.0% at" in text
@@ -311,7 +321,7 @@ def test_one_slow_round_takes_no_steps_from_a_row(make, stage, tmp_path):
     script.write_text(script.read_text().replace("100.0 * seed", "500.0 if seed == 101 else 100.0"))
     text, results = make([replace(stage, cases=(Case("half a minute", "books", minutes=0.5),))], "--rows", "ours")
     assert results["step_times_ms"] == {"ours-books-0.5min": [100, 500, 100]}
-    assert "--max_steps 300 " in (tmp_path / "out" / "first" / "ours-books-0.5min-0.001-0.log").read_text()
+    assert "--max_steps 300 " in (tmp_path / "out" / "first" / "ours-books-0.5min-300steps-0.001-0.log").read_text()
     assert "400.0% at most (ours-books-0.5min)" in text
 
 
@@ -374,7 +384,7 @@ def test_every_case_of_equal_time_is_timed_by_itself(make, stage, tmp_path):
     make([replace(stage, cases=cases, search_steps=10, rate_case=0)])
     names = sorted(path.parent.name for path in (tmp_path / "out").rglob("ours-books*/metrics.json"))
     assert [name for name in names if name.endswith("-100")] == ["ours-books-timed-40-0.001-100"]
-    assert "--max_steps 3 " in (tmp_path / "out" / "first" / "ours-books-0.5min-0.001-0.log").read_text()
+    assert "--max_steps 3 " in (tmp_path / "out" / "first" / "ours-books-0.5min-3steps-0.001-0.log").read_text()
 
 
 def test_minutes_can_be_given(make, stage, tmp_path):
@@ -382,10 +392,10 @@ def test_minutes_can_be_given(make, stage, tmp_path):
     make([replace(stage, cases=cases)], "--learning_rates", 0.01, "--minutes", 2)
     names = sorted(path.parent.name for path in (tmp_path / "out").rglob("ours*/metrics.json"))
     assert names == [
-        *(f"ours-2min-0.01-{seed}" for seed in (0, 1, 2)),
+        *(f"ours-2min-12steps-0.01-{seed}" for seed in (0, 1, 2)),
         *(f"ours-timed-40-0.01-{seed}" for seed in (100, 101, 102)),
     ]
-    assert "--max_steps 12 " in (tmp_path / "out" / "first" / "ours-2min-0.01-0.log").read_text()
+    assert "--max_steps 12 " in (tmp_path / "out" / "first" / "ours-2min-12steps-0.01-0.log").read_text()
     with pytest.raises(UserError, match="--minutes: the table test is not of equal time; leave it out"):
         make([stage], "--minutes", 2)
     with pytest.raises(UserError, match="--minutes is 0; it must be above 0"):
@@ -452,7 +462,7 @@ def test_a_second_stage_starts_from_the_runs_of_the_first(make, stage, tmp_path)
     for row in ("ours", "other"):
         for seed in (0, 2):
             start = tmp_path / "out" / "first" / f"ours-100-0.001-{seed}"
-            assert read_metrics(tmp_path / "out" / "second" / f"{row}-two-{seed}")["started_from"] == str(start)
+            assert read_run(tmp_path / "out" / "second", f"{row}-two-{seed}-from-")["started_from"] == str(start)
     assert cells(text, "other") == [
         *("1,234,567", "5.000 ± 0.141", "200", "0.001", "63.0 ± 14.1", "65.0 ± 14.1", "64.0 ± 14.1"),
     ]
@@ -470,12 +480,10 @@ def test_what_starts_from_runs_of_another_budget_has_another_folder(make, stage,
     second = replace(stage, folder="second", runs=str(tmp_path / "more.txt"), cases=stage.cases[:1], learning_rates=())
     for minutes in ((), ("--minutes", 2), ()):
         make([first, second], "--seeds", 0, "--learning_rates", 0.01, *minutes)
-    starts = {path.name: read_metrics(path)["started_from"] for path in (tmp_path / "out" / "second").glob("*-0*min")}
-    starts |= {path.name: read_metrics(path)["started_from"] for path in (tmp_path / "out" / "second").glob("*-0")}
-    assert {name: Path(start).name for name, start in starts.items()} == {
-        "tuned-100-0": "ours-0.5min-0.01-0",
-        "tuned-100-0-after-2min": "ours-2min-0.01-0",
-    }
+    make([first, second], "--seeds", 0, "--learning_rates", 0.1)
+    starts = [read_metrics(path)["started_from"] for path in (tmp_path / "out" / "second").glob("tuned-100-0-from-*/")]
+    names = ("ours-0.5min-3steps-0.01-0", "ours-0.5min-3steps-0.1-0", "ours-2min-12steps-0.01-0")
+    assert sorted(Path(start).name for start in starts) == sorted(names)
 
 
 def test_nothing_is_run_for_rows_that_are_left_out(make, stage, tmp_path):
@@ -559,7 +567,7 @@ def test_a_folder_that_tables_share_is_of_one_run(search_steps):
                 steps = search_steps or stage.search_steps or case.max_steps
                 search = replace(stage.choosing_case(case), max_steps=steps, minutes=None)
                 own = flag_values(planner.rows[row]).get("learning_rate")
-                for rate in () if own else stage.learning_rates:
+                for rate in (float(own),) if own else stage.learning_rates or (None,):
                     for run in (planner.plan(row, search, rate), planner.plan(row, case, rate, 0)):
                         assert commands.setdefault(run.folder, run.arguments) == run.arguments, run.folder
 
@@ -655,7 +663,7 @@ def test_a_table_starts_a_process_for_every_run(tmp_path, monkeypatch, small_glu
         pretrained = read_metrics(tmp_path / "out" / "pretraining" / f"{start}-2-0")
         assert values["pre-training loss"][row] == [pretrained["eval_loss"]]
         for title, task in (("CoLA", "cola"), ("STS-B", "stsb")):
-            metrics = read_metrics(tmp_path / "out" / "glue" / f"{row}-{task}-0.001-0" / task)
+            metrics = read_run(tmp_path / "out" / "glue", f"{row}-{task}-0.001-0-from-", task)
             assert values[title][row] == pytest.approx([100 * metrics["score"]])
 
 
@@ -674,19 +682,18 @@ def test_models_are_pre_trained_and_fine_tuned_alike(tmp_path, monkeypatch, smal
         assert results["columns"][1]["values"][row] == [read_metrics(folder)["eval_loss"] for folder in pretrained]
         scores = []
         (chosen,) = results["columns"][5]["values"][row]
-        searched = {
-            rate: tmp_path / "out" / "glue" / f"{row}-cola-4-{rate:g}-100-from-0" / "cola" for rate in (1e-3, 2e-3)
-        }
-        losses = {f"{rate:g}": read_metrics(folder)["eval_loss"] for rate, folder in searched.items()}
+        glue, rates = tmp_path / "out" / "glue", (1e-3, 2e-3)
+        searched = {f"{rate:g}": read_run(glue, f"{row}-cola-4-{rate:g}-100-from-", "cola") for rate in rates}
+        losses = {rate: metrics["eval_loss"] for rate, metrics in searched.items()}
         assert min(losses, key=losses.__getitem__) == f"{chosen:g}"
         for task in ("cola", "stsb"):
             assert results["searches"][f"{row}-{task}"] == losses
-            folders = [tmp_path / "out" / "glue" / f"{row}-{task}-{chosen:g}-{seed}" / task for seed in (0, 1)]
-            scores.append([100 * read_metrics(folder)["score"] for folder in folders])
+            found = [read_run(glue, f"{row}-{task}-{chosen:g}-{seed}-from-", task) for seed in (0, 1)]
+            scores.append([100 * metrics["score"] for metrics in found])
         for column, values in zip(results["columns"][2:5], [*scores, np.mean(scores, axis=0)], strict=True):
             assert column["values"][row] == pytest.approx(values)
             assert f"{statistics.mean(values):.2f} ± {statistics.stdev(values):.2f}" in cells(markdown, row)
-    (last,) = (tmp_path / "out" / "glue").glob("mean-cola-*-1/cola")
+    (last,) = (tmp_path / "out" / "glue").glob("mean-cola-*-1-from-*/cola")
     assert AutoConfig.from_pretrained(last).classifier_pooling == "mean"
     assert cells(markdown, "majority")[2] == "0.00"
     assert (tmp_path / "results" / "glue.png").read_bytes().startswith(b"\x89PNG")
@@ -758,11 +765,11 @@ def test_books_are_attributed_to_their_authors(tmp_path, monkeypatch):
     assert "| BERT " not in markdown  # whose lengths cannot grow
     assert "-" not in cells(markdown, "scratch")
     out = tmp_path / "out" / "authorship"
-    assert {path.name for path in (out / "short").iterdir() if path.is_dir()} == {
+    assert {path.name.partition("-from")[0] for path in (out / "short").iterdir() if path.is_dir()} == {
         f"{row}-128-0.01-{seed}" for row in ("ours", "scratch") for seed in (0, 1)
     }
-    tuned = out / "longer" / "ours-4096-1"
-    assert read_metrics(tuned)["started_from"] == "ours-512-1"
+    (tuned,) = (out / "longer").glob("ours-4096-1-from-*/")
+    assert read_metrics(tuned)["started_from"].startswith("ours-512-1-from-")
     results = json.loads((tuned / "report.json").read_text())["test, this model"]
     assert {f"test_{name}": value for name, value in results.items()}.items() <= read_metrics(tuned).items()
     assert AutoConfig.from_pretrained(tuned).max_position_embeddings == 64
@@ -818,7 +825,7 @@ def test_books_are_attributed_by_encoders_that_stay_as_they_are(tmp_path, monkey
     assert cells(markdown, "TF-IDF")[3:] == ["100.0", "100.0", "-", "-"]
     for row in ("ours", "ModernBERT"):
         assert "-" not in cells(markdown, row)
-    computed = read_metrics(tmp_path / "out" / "authorship" / "frozen" / "ours-512-1")
+    computed = read_run(tmp_path / "out" / "authorship" / "frozen", "ours-512-1-from-")
     assert computed["test_baselines"]["frozen encoder"]["accuracy"] == computed["test_accuracy"]
     assert not {"train_runtime", "learning_rate"} & computed.keys()
 

@@ -1,5 +1,6 @@
 """Runs of a table, one stage after the other: learning rates, times of steps, and then every row with every seed."""
 
+import hashlib
 import itertools
 import os
 import statistics
@@ -115,8 +116,12 @@ class _StageRuns:
 
         In cases whose budget is minutes; a row that says its steps has no use for them.
         """
+        threads = os.environ.get("OMP_NUM_THREADS", "")  # with others steps take another time
         runs = [
-            ((name, case.key), self.plan(name, case.timed(), outcomes[name, case.key].rate, SEARCH_SEED + number))
+            (
+                (name, case.key),
+                self.plan(name, case.timed(threads), outcomes[name, case.key].rate, SEARCH_SEED + number),
+            )
             for number in range(_TIMED_ROUNDS)
             for name, case in self.cells
             if case.minutes and "max_steps" not in flag_values(self.rows[name])
@@ -132,7 +137,7 @@ class _StageRuns:
             taken.append((key[0], _means(metrics)))
         if len({means for _, means in taken}) > 1:
             found = ", ".join(f"{name} on {means}" for name, means in dict.fromkeys(taken))
-            remedy = f"give all of them as many threads, or delete {runs[0][1].folder.parent}"
+            remedy = f"delete {runs[0][1].folder.parent}/*-timed-*, to have all of them timed here"
             raise UserError(f"Steps were timed by different means ({found}), which cannot be compared; {remedy}.")
         return {key: (statistics.median(outcomes[key].step_times), dict(taken)[key[0]]) for key, _ in runs}
 
@@ -150,7 +155,7 @@ class _StageRuns:
                 # What chose the steps is what the table says, whatever ran beside the training.
                 time, means = times[key]
                 if means != (trained := _means(metrics)):
-                    remedy = f"choose another --output_dir, or delete {run.folder.parent}"
+                    remedy = f"choose another --output_dir, or delete {run.folder}"
                     raise UserError(f"Steps of {name} were timed on {means} and taken on {trained}; {remedy}.")
                 metrics["step_time_ms"] = time
             outcomes[key].folders.append(run.result.parent)
@@ -161,23 +166,25 @@ class _StageRuns:
         row, started_from = list(self.rows[name]), ""
         if self.earlier and start_of(row):
             start = next(outcome for (of, _), outcome in self.earlier.items() if of == start_of(row))
-            first, *_ = seeds = self.arguments.seeds
+            seeds = self.arguments.seeds
             checkpoint = start.folders[seeds.index(seed) if seed in seeds else 0]
             row = [*_without_flag(row, "model_name_or_path"), "--model_name_or_path", str(checkpoint)]
-            # With the budget of the table every start has one name; another budget makes others.
-            budget = f"after-{self.arguments.minutes:g}min" if self.arguments.minutes else ""
-            started_from = "-".join(filter(None, (budget, "" if seed in seeds else f"from-{first}")))
+            # Another start, of another budget or rate, makes another run.
+            path = checkpoint.relative_to(self.arguments.output_dir).as_posix()
+            started_from = f"from-{hashlib.sha256(path.encode()).hexdigest()[:6]}"
         recipes = [str(CONFIGURATION / path) for path in self.stage.recipes]
         flags = ["--recipe", *recipes] if recipes else []
         flags += recipe_to_flags({flag: value for flag, value in self.given.items() if flag in self.stage.data})
         # A search is shorter than the runs that it is for.
         run_flags = _without_flag(self.stage.run_flags, "num_train_epochs" if case.max_steps else "")
+        row = row if rate is None else _without_flag(row, "learning_rate")  # it stands at the end, whoever chose it
         flags += [*case.flags, *run_flags, *row, "--seed", str(seed)]
         # Where both say it, the row would win, and the rows would differ in more than they say.
         flags += recipe_to_flags(join_overrides(flag_values(self.stage.run_flags), flag_values(row)))
         flags += [] if case.max_steps is None else ["--max_steps", str(case.max_steps)]
         flags += [] if rate is None else ["--learning_rate", f"{rate:g}"]
-        words = [name, case.key, "" if rate is None else f"{rate:g}", str(seed), started_from]
+        steps = f"{case.max_steps}steps" if case.minutes and case.max_steps else ""  # those that minutes have become
+        words = [name, case.key, steps, "" if rate is None else f"{rate:g}", str(seed), started_from]
         folder = Path(self.arguments.output_dir) / self.stage.folder / "-".join(filter(None, words))
         return Run(self.stage.script, tuple(flags), folder, self.stage.result.format(case=case.name))
 

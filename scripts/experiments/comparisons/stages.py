@@ -81,13 +81,11 @@ class Case:
         budget = f"{self.minutes:g}min" if self.minutes else self.max_steps
         return "-".join(map(str, filter(None, (self.name, budget))))
 
-    def timed(self) -> "Case":
-        """The short run that tells how long a step takes, in which nothing else is done."""
-        name, steps_alone = (
-            "-".join(filter(None, (self.name, "timed"))),
-            ("--eval_strategy", "no", "--save_strategy", "no"),
-        )
-        return replace(self, name=name, flags=self.flags + steps_alone, max_steps=_TIMED_STEPS, minutes=None)
+    def timed(self, threads: str = "") -> "Case":
+        """The short run that tells how long a step takes with so many threads, in which nothing else is done."""
+        name = "-".join(filter(None, (self.name, "timed", threads and f"{threads}threads")))
+        flags = (*self.flags, "--eval_strategy", "no", "--save_strategy", "no")
+        return replace(self, name=name, flags=flags, max_steps=_TIMED_STEPS, minutes=None)
 
     def in_steps(self, step_time: float) -> "Case":
         """The same with the steps that fit into its minutes, where one takes so many milliseconds."""
