@@ -108,8 +108,10 @@ class SkeletonAttention(nn.Module):
         return draw_permutation(size, self.config.landmark_seed, self.layer_idx, name)
 
     def select_landmarks(self, sequences: Sequences) -> Landmarks:
-        """The landmark tokens of a batch, see [`~sequences.select_landmarks`]."""
-        return select_landmarks(self.landmark_order, self.config.num_landmark_tokens, sequences)
+        """The landmark tokens of a batch, see [`~sequences.select_landmarks`], where its mask lies."""
+        order, mask = self.landmark_order, sequences.token_mask
+        order = order if mask is None else order.to(mask.device)  # asked from outside of the layer it may be elsewhere
+        return select_landmarks(order, self.config.num_landmark_tokens, sequences)
 
     def resize(self, new_num_positions: int) -> None:
         """Change the number of positions that landmarks are drawn from, see [`~lengthening.resize_order`]."""

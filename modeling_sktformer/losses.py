@@ -69,10 +69,10 @@ def classification_loss(
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     targets = labels.to(logits.device, logits.dtype).view_as(logits)
     if problem_type == "regression":
-        total = nn.functional.mse_loss(logits, targets, reduction="sum")
-    else:
-        total = nn.functional.binary_cross_entropy_with_logits(logits, targets, reduction="sum")
-    return _mean(total, logits.numel(), num_items_in_batch)
+        return _mean(nn.functional.mse_loss(logits, targets, reduction="sum"), logits.numel(), num_items_in_batch)
+    known = (targets != IGNORE_INDEX).to(logits.dtype)
+    total = nn.functional.binary_cross_entropy_with_logits(logits, targets, known, reduction="sum")
+    return _mean(total, known.sum(), num_items_in_batch)
 
 
 def span_loss(

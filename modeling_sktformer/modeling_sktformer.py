@@ -526,6 +526,7 @@ class SKTformerHeadModel(SKTformerPreTrainedModel):
     num_choices: int | None = None
     # Whether `config.sparse_prediction` is about this head: in training only labelled tokens are scored.
     can_be_sparse = False
+    evaluates_sparsely = False  # beside training, for who sets it
     # Whether `config.classifier_pooling` is.
     pools_tokens = False
 
@@ -566,7 +567,8 @@ class SKTformerHeadModel(SKTformerPreTrainedModel):
         set_by_user = getattr(self, "_loss_function", None)
         if not (labels is None or self.pools_tokens or set_by_user) and labels.shape != states[-1].shape[:-1]:
             raise ValueError(f"`labels` have shape {tuple(labels.shape)}, expected {tuple(states[-1].shape[:-1])}.")
-        if self.can_be_sparse and self.config.sparse_prediction and self.training and labels is not None:
+        is_sparse = self.can_be_sparse and self.config.sparse_prediction and (self.training or self.evaluates_sparsely)
+        if is_sparse and labels is not None:
             labels = labels.to(states[-1].device)
             labelled = (labels != IGNORE_INDEX).flatten().nonzero().squeeze(1)
             states = (states[-1].flatten(0, 1).index_select(0, labelled),)

@@ -80,6 +80,8 @@ class BenchmarkArguments(MeasurementArguments):
             raise UserError(f"--count is of a layer's training step; leave {unused} out.")
         if self.count and self.compile:
             raise UserError("--compile: --count looks into the model; leave it out.")
+        if self.modes == ["inference"] and any(self.dropout):
+            raise UserError("--dropout: inference has none; leave it out, or add training to --modes.")
         if self.padded and not self.made_for:
             raise UserError("--padded: models are compared without padding; give --made_for with it.")
 
@@ -94,7 +96,7 @@ class BenchmarkArguments(MeasurementArguments):
         if self.count:
             self.modes, self.dropout = ["training"], self.dropout[-1:]
         self.models, self.size = list(dict.fromkeys(self.models)), list(dict.fromkeys(self.size))
-        self.lengths, self.dropout = sorted(set(self.lengths)), list(dict.fromkeys(self.dropout))
+        self.lengths, self.dropout = sorted(set(self.lengths)), sorted(set(self.dropout))
 
     def _check_lengths(self) -> None:
         """Refuse lengths that the comparison cannot have."""

@@ -86,6 +86,8 @@ def check_stages(training: progress.RunArguments, model: models.ModelArguments, 
         raise UserError("--do_predict is for labels, which pre-training has none of; leave it out.")
     if not training.do_train and not model.model_name_or_path:
         raise UserError("--do_eval alone evaluates a checkpoint; name it with --model_name_or_path.")
+    if not training.do_train and training.is_sharded:
+        raise UserError("FSDP prepares no model without an optimizer: evaluate a checkpoint without --fsdp.")
     if corpus.streaming and training.do_train and training.max_steps <= 0:
         raise UserError("A streamed corpus has no known length: say how long to train with --max_steps.")
     if corpus.streaming:

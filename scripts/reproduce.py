@@ -47,6 +47,8 @@ def main() -> None:
         raise UserError(f"The table {arguments.table} takes no --{' and no --'.join(sorted(given.keys() - taken))}.")
     if lacking := sorted({flag for stage in table.stages for flag in stage.needs} - given.keys()):
         raise UserError(f"The table {arguments.table} needs --{' and --'.join(lacking)}.")
+    if "vocab_size" in command.given and "tokenizer_name" not in taken:
+        raise UserError(f"The table {arguments.table} trains no tokenizer; leave --vocab_size out.")
     check_writable(results.results_dir)
     tokenizer = train_tokenizer(table, given, arguments) if "tokenizer_name" in taken else {}
     outcomes = run_stages(table.stages, given | tokenizer, arguments)

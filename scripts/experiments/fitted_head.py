@@ -161,7 +161,7 @@ def predict_frozen(
 
 def mean_and_deviation(states: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """
-    Of states `(B, S, d)` over the tokens where a mask `(B, S)` is 1, in float64: `(B, d)` each.
+    Of states `(B, S, d)` over the tokens where a mask `(B, S)` is 1, in float64 on the CPU: `(B, d)` each.
 
     What an encoder has added at the end, to fill its blocks, is left out; one that shortens its input is an error.
     """
@@ -169,9 +169,11 @@ def mean_and_deviation(states: torch.Tensor, mask: torch.Tensor) -> tuple[torch.
     if states.shape[1] < length:
         shorter = f"has states of {states.shape[1]} tokens for inputs of {length}"
         raise UserError(f"--baseline frozen weighs tokens by the mask, and this encoder {shorter}; leave it out.")
-    values, weights = states[:, :length].cpu().double(), (mask / mask.sum(dim=1, keepdim=True)).unsqueeze(-1)
+    states = states.cpu() if states.device.type == "mps" else states  # which knows no float64
+    values, mask = states[:, :length].double(), mask.to(states.device).double()
+    weights = (mask / mask.sum(dim=1, keepdim=True)).unsqueeze(-1)
     mean = (values * weights).sum(dim=1)
-    return mean, ((values - mean.unsqueeze(1)).square() * weights).sum(dim=1).sqrt()
+    return mean.cpu(), ((values - mean.unsqueeze(1)).square() * weights).sum(dim=1).sqrt().cpu()
 
 
 def check_single(flag: str, problem: str | None) -> None:

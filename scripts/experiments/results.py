@@ -9,7 +9,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -112,22 +112,26 @@ def describe_environment(device: str | None = None) -> dict[str, Any]:
         "device": f"{together} x {name}" if together > 1 else name,
         "is_gpu": on_gpu,
         "threads": torch.get_num_threads(),
-        "commit": _commit(),
+        "commit": _COMMIT,
         **{name: os.environ[name] for name in sorted(os.environ) if name.startswith(_ALLOCATOR_VARIABLES)},
     }
 
 
-def format_origin(environment: dict[str, Any], command: str, commits: Iterable[Any]) -> str:
-    """What stands under a table: the command that wrote it, from which code, with which versions, on which machine."""
-    versions = ", ".join(f"{key} {environment[key]}" for key in ("python", "torch", "transformers"))
-    where = [environment["device"]]
-    if not environment.get("is_gpu"):
-        where.append(f"{environment['threads']} thread(s)")
-        where += [f"{name}={environment[name]}" for name in environment if name.startswith(_ALLOCATOR_VARIABLES)]
-    return (
-        f"Written by the command below at {', '.join(map(str, commits))}: {versions}, {', '.join(where)}."
-        f"\n\n```bash\n{command}\n```"
-    )
+def format_origin(environments: Sequence[Mapping[str, Any]], command: str) -> str:
+    """What stands under a table: the command that wrote it, from which code, with which versions, and where."""
+
+    def found(name: str, among: Sequence[Mapping[str, Any]] = environments) -> str:
+        return " and ".join(dict.fromkeys(str(environment[name]) for environment in among if name in environment))
+
+    commits = sorted({environment["commit"] or "an unknown commit" for environment in environments})
+    versions = ", ".join(f"{name} {found(name)}" for name in ("python", "torch", "transformers"))
+    where, processors = [found("device")], [each for each in environments if not each.get("is_gpu")]
+    if processors:
+        where.append(f"{found('threads', processors)} thread(s)")
+        variables = {name for each in processors for name in each if name.startswith(_ALLOCATOR_VARIABLES)}
+        where += [f"{name}={found(name, processors)}" for name in sorted(variables)]
+    origin = f"Written by the command below at {', '.join(commits)}: {versions}, {', '.join(where)}."
+    return f"{origin}\n\n```bash\n{command}\n```"
 
 
 def _processor_name() -> str:
@@ -137,7 +141,7 @@ def _processor_name() -> str:
     return f"{found[1] if found else platform.processor() or platform.machine()} ({os.cpu_count()} cores)"
 
 
-def _commit() -> str | None:
+def source_commit() -> str | None:
     """The commit of the source tree, with a + if files in it have changed; None outside a git checkout."""
     git = ("git", "-C", str(ROOT))
     looks = ("rev-parse", "--short", "HEAD"), ("status", "--porcelain", "--", *_SOURCES)
@@ -148,3 +152,6 @@ def _commit() -> str | None:
     except (OSError, subprocess.CalledProcessError):
         return None
     return commit.strip() + ("+" if changes.strip() else "")
+
+
+_COMMIT = source_commit()  # now, where the code is read: a checkout may move on while a run lasts

@@ -165,7 +165,7 @@ def claim_run_folder(
             # another run only those that have come to something.
             nested = [file.parent for file in folder.glob(f"[!.]*/{RUN_FILE}")]
             is_work = _has_results(folder) or (any(map(_has_results, nested)) if took_a_place else bool(nested))
-            if state == "new" and not goes_on and not is_work:
+            if (state == "new" or took_a_place) and not goes_on and not is_work:
                 _restore(folder)
                 (folder / ".lock").unlink(missing_ok=True)
                 for path in made:

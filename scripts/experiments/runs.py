@@ -46,8 +46,8 @@ class Run:
         """What the log of a finished run ends with: a digest of its arguments and of when what they name changed."""
         cache = "--cache_dir"
         read = [w for before, w in pairwise(["", *self.arguments]) if cache not in (before, w.partition("=")[0])]
-        words = [word.rpartition("=")[2] for word in read]
-        named = [path for word in words for path in glob.glob(os.path.expanduser(word), recursive=True)]
+        words = [os.path.expanduser(word.partition("=")[2] if word.startswith("--") else word) for word in read]
+        named = [p for w in words for p in ([w] if os.path.exists(w) else glob.glob(w, recursive=True))]
         named += [base for path in named if path.endswith(".yaml") for base in recipes_behind(path)[:-1]]
         # Whoever looks into the folder of a finished run touches its .lock.
         files = [file for path in map(Path, named) for file in (path, *sorted(path.rglob("[!.]*")))]

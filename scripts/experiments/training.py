@@ -100,6 +100,11 @@ class RunArguments(TrainingArguments):
         self.dataloader_persistent_workers = False
 
     @property
+    def is_sharded(self) -> bool:
+        """Whether FSDP shares out the weights, as asked for here or of `accelerate launch`."""
+        return bool(self.fsdp) or os.environ.get("ACCELERATE_USE_FSDP", "").lower() in ("1", "true")
+
+    @property
     def num_readers(self) -> int:
         """How many processes read a stream at the same time."""
         return self.world_size * max(1, self.dataloader_num_workers)

@@ -79,6 +79,7 @@ class FineTuningArguments(HeadArguments):
             (self.push_to_hub and several, "--push_to_hub pushes one model; leave out --search and --seeds."),
             # Which has room for one in a process; the next one measures, or has another seed.
             (self.deepspeed_plugin is not None, "DeepSpeed is for pre-training alone; fine-tune without --deepspeed."),
+            (self.is_sharded, "FSDP is for pre-training alone; fine-tune without --fsdp."),
         ):
             if is_wrong:
                 raise UserError(message)

@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
-from datasets import Dataset
+from datasets import Dataset, IterableDataset
 
 from experiments.arguments import Command, UserError, parse_args
 from experiments.text import blocks as blocks_module
@@ -12,13 +12,13 @@ from experiments.text.corpus import CorpusArguments, load_corpus
 from support.texts import make_texts, make_tokenizer, write
 
 
-def load(tmp_path, mlm: MaskedLMArguments, model_type: str = "sktformer", seed: int = 0, **flags) -> Blocks:
+def load(tmp_path, mlm: MaskedLMArguments, model_type: str = "sktformer", seed=0, readers=1, **flags) -> Blocks:
     texts = make_texts(120)
     path = write(tmp_path / "train.txt", "\n\n".join(texts))
     validation = write(tmp_path / "validation.txt", "\n\n".join(texts[:60]))
     flags = {"train_file": [path], "validation_file": [validation], "cache_dir": str(tmp_path / "cache")} | flags
     arguments = CorpusArguments(**flags)
-    training = SimpleNamespace(seed=seed, num_readers=1)
+    training = SimpleNamespace(seed=seed, num_readers=readers)
     command = Command((None, arguments, mlm, training), {}, [])
     return load_blocks(command, load_corpus(arguments), make_tokenizer(), model_type)
 
@@ -102,6 +102,41 @@ def test_training_text_that_fills_no_block_is_explained(tmp_path, streaming, pro
     mlm = MaskedLMArguments(max_seq_length=32, full_blocks_only=True)
     with pytest.raises(UserError, match=r"The training text does not fill one block of 32 tokens; give more of it"):
         load(tmp_path, mlm, streaming=streaming, train_file=files, probabilities=probabilities)
+
+
+@pytest.mark.parametrize("unit", ["blank_line", "file"])
+def test_readers_of_a_stream_that_would_find_nothing_are_refused(tmp_path, unit):
+    """The others would wait for them."""
+    few = [write(tmp_path / f"{name}.txt", "\n\n".join(make_texts(2))) for name in "ab"]
+    many = write(tmp_path / "many.txt", "\n\n".join(make_texts(60)))
+    flags = {"streaming": True, "document_unit": unit, "readers": 5}
+    mlm = MaskedLMArguments(max_seq_length=32)
+    message = (
+        r"fewer documents, or parts of 64 rows, than the 5 that read it .*; start fewer, or leave --streaming out"
+    )
+    with pytest.raises(UserError, match=message):
+        load(tmp_path, mlm, train_file=few, **flags)
+    assert load(tmp_path, mlm, train_file=few, **flags | {"readers": 2}).is_stream
+    if unit == "blank_line":
+        assert load(tmp_path, mlm, train_file=[*few, many], **flags).is_stream
+        with pytest.raises(UserError, match="fewer documents"):  # for each source, from which all draw
+            load(tmp_path, mlm, train_file=[few[0], many], probabilities=[0.5, 0.5], **flags)
+        with pytest.raises(UserError, match="--max_train_samples 4 is less than the 5 that read it"):
+            load(tmp_path, MaskedLMArguments(max_seq_length=32, max_train_samples=4), train_file=[many], **flags)
+
+
+def test_the_buffer_of_a_stream_holds_so_many_tokens(tmp_path, monkeypatch):
+    sizes, shuffle = [], IterableDataset.shuffle
+
+    def note(self, *args, buffer_size, **options):
+        sizes.append(buffer_size)
+        return shuffle(self, *args, buffer_size=buffer_size, **options)
+
+    monkeypatch.setattr(IterableDataset, "shuffle", note)
+    monkeypatch.setattr(blocks_module, "_SHUFFLED_TOKENS", 32_000)
+    for length in (16, 32, 1024):
+        load(tmp_path, MaskedLMArguments(max_seq_length=length), streaming=True)
+    assert sizes == [2000, 1000, 256]
 
 
 def test_text_that_the_tokenizer_does_not_know_is_explained(tmp_path, caplog):

@@ -522,6 +522,20 @@ def test_accumulated_losses_of_numbers_and_of_several_labels_add_up(problem_type
     assert_equal(sum(parts), whole)
 
 
+def test_labels_that_are_not_known_train_nothing():
+    """As the Trainer counts them: -100 is no target."""
+    logits = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
+    labels = torch.rand(4, 3, dtype=torch.float64).round()
+    unknown = torch.arange(12).view(4, 3) % 3 == 1
+    loss = classification_loss(logits, labels.masked_fill(unknown, -100), "multi_label_classification")
+    assert_equal(loss, torch.nn.functional.binary_cross_entropy_with_logits(logits[~unknown], labels[~unknown]))
+    (gradient,) = torch.autograd.grad(loss, logits)
+    assert not gradient[unknown].any()
+    assert gradient[~unknown].all()
+    nothing = classification_loss(logits, torch.full((4, 3), -100.0), "multi_label_classification")
+    assert nothing.item() == 0
+
+
 @pytest.mark.parametrize("folded", [False, True], ids=["direct", "folded"])
 @all_smoothers
 def test_no_tensor_grows_with_the_square_of_the_length(smoother, folded, monkeypatch):

@@ -359,6 +359,7 @@ def test_results_of_another_script_are_left_alone(quick, text):
         ["--count", "--modes", "inference"],
         ["--count", "--dropout", "0.1", "0.3"],
         ["--count", "--num_layers", "1"],
+        ["--dropout", "0.3", "--modes", "inference"],
     ],
 )
 def test_mistakes_are_said_in_one_line(flags):
@@ -373,6 +374,7 @@ def test_slow_steps_take_part_in_fewer_rounds(quick, monkeypatch):
     )
     (section,) = quick("--rounds", "6", "--time_limit_s", "30", "--lengths", "64")
     assert {row["model"]: row["rounds"] for row in section["rows"]} == {"bert-sdpa": 2, "nystromformer": 6}
+    assert any("medians over 2 to 6 interleaved rounds" in line for line in report.format_section(section, "speed"))
 
 
 def test_an_interrupted_run_of_another_machine_is_measured_anew_and_one_of_another_commit_goes_on(quick, monkeypatch):

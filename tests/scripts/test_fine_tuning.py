@@ -596,6 +596,14 @@ def test_training_that_diverges_leaves_the_trials_before_it(tmp_path, monkeypatc
     assert files_below(folder / "seed-3") == before
 
 
+def test_fsdp_is_refused_before_anything_is_read(tmp_path, monkeypatch):
+    with pytest.raises(UserError, match="FSDP is for pre-training alone; fine-tune without --fsdp"):
+        make_arguments(tmp_path, fsdp=True)
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    with pytest.raises(UserError, match="FSDP is for pre-training alone"):
+        make_arguments(tmp_path)
+
+
 def test_deepspeed_is_refused_before_anything_is_read(tmp_path, monkeypatch):
     """As `accelerate launch --use_deepspeed` asks for it; the package need not be installed."""
     monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")

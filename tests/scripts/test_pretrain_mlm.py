@@ -166,6 +166,8 @@ def test_evaluation_alone_trains_nothing(tmp_path, recipe, monkeypatch, caplog):
     evaluation = metrics_of(tmp_path / "evaluation")
     assert evaluation["eval_loss"] == pytest.approx(metrics_of(tmp_path / "run")["eval_loss"], rel=1e-5)
     assert not (tmp_path / "evaluation" / "model.safetensors").exists()
+    with pytest.raises(UserError, match="FSDP prepares no model without an optimizer: evaluate a checkpoint without"):
+        run(monkeypatch, *flags, "--fsdp")
     with pytest.raises(UserError, match="--do_eval alone evaluates a checkpoint"):
         run(monkeypatch, "--recipe", recipe, "--do_eval", "--output_dir", tmp_path / "nothing")
 

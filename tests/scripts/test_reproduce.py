@@ -521,11 +521,31 @@ def test_nothing_is_run_for_rows_that_are_left_out(make, stage, tmp_path):
             "leave --hub_token out; the table would show it; set the variable HF_TOKEN",
         ),
         (["--run_flags=--gradient_accumulation_steps 2"], "--global_batch_size says how many sequences a step has"),
+        (["--run_flags=--overwrite"], "leave --overwrite out; .* delete the folders of those that shall be"),
+        (["--run_flags=--run_name x"], "leave --run_name out; it is the row's"),
+        (["--vocab_size", 7], "The table test trains no tokenizer; leave --vocab_size out"),
+        (["--learning_rates", 0.1, "--search_steps", 7], "--search_steps: of one learning rate none is searched"),
     ],
 )
 def test_flags_that_cannot_be_meant_are_refused(make, stage, flags, message):
     with pytest.raises(UserError, match=message):
         make([stage], *flags)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--max_seq_length 64", "leave --max_seq_length out; the table says it of every column"),
+        ("--global_batch_size 8", "leave --global_batch_size out; the table says it"),
+        ("--vocab_size 9", "leave --vocab_size out; --vocab_size of this command says what all read"),
+    ],
+)
+def test_what_a_table_says_of_its_columns_is_no_flag_of_all_runs(flags, message):
+    with pytest.raises(UserError, match=message):
+        TABLES["frontier"].with_arguments(ComparisonArguments(table="frontier", run_flags=flags))
+    TABLES["frontier"].with_arguments(
+        ComparisonArguments(table="frontier", run_flags="--per_device_train_batch_size 1")
+    )
 
 
 @pytest.mark.parametrize("name", ["lra_image", "forecasting_exchange"])  # whose recipes are those of rows

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from experiments import run_folder
 from experiments.arguments import UserError
 from experiments.results import format_table, write_atomically, write_json
 from experiments.run_folder import (
@@ -278,6 +279,24 @@ def test_what_is_to_be_overwritten_outlives_a_process_killed_as_it_is_set_aside(
     assert check_run_folder(folder, identity(seed=2), overwrite=True) == "new"
     assert check_run_folder(folder, identity()) == "finished"
     assert finish(folder, identity()) == "finished"
+    assert files_of(folder) | {Path(".lock"): ""} == before | {Path(".lock"): ""}
+
+
+@pytest.mark.parametrize("error", [UserError("found late"), KeyboardInterrupt()])
+def test_what_is_to_be_overwritten_outlives_a_killed_process_whose_run_then_fails(tmp_path, monkeypatch, error):
+    folder = tmp_path / "run"
+    finish(folder, identity())
+    before = files_of(folder)
+    with monkeypatch.context() as context:
+        # A process that is killed gets to neither.
+        context.setattr(run_folder, "_restore", lambda folder: None)
+        context.setattr(run_folder.shutil, "rmtree", lambda *args, **kwargs: None)
+        with pytest.raises(KeyboardInterrupt), claim_run_folder(folder, identity(seed=2), {}, overwrite=True):
+            raise KeyboardInterrupt
+    assert (folder / ".overwritten" / "run.json").is_file()
+    assert folder_state(folder, identity(seed=2)) == "resumed"
+    with pytest.raises(type(error)), claim_run_folder(folder, identity(seed=2), {}, overwrite=True):
+        raise error
     assert files_of(folder) | {Path(".lock"): ""} == before | {Path(".lock"): ""}
 
 

@@ -147,6 +147,20 @@ def test_files_behind_an_equals_sign_are_looked_at(make_run, tmp_path, flag):
     assert count(run) == 2
 
 
+@pytest.mark.parametrize("name", ["run [a]", "year=2020"])
+@pytest.mark.parametrize("form", ["--model_name_or_path={}", "{}"])
+def test_files_with_other_characters_in_their_names_are_looked_at(make_run, tmp_path, form, name):
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "model.safetensors").write_text("x")
+    run = make_run("a", form.format(tmp_path / name))
+    for _ in range(2):
+        execute(run)
+    assert count(run) == 1
+    os.utime(tmp_path / name / "model.safetensors", ns=(1, 1))
+    execute(run)
+    assert count(run) == 2
+
+
 def test_recipes_behind_a_recipe_are_looked_at(make_run, tmp_path):
     base, recipe = tmp_path / "base.yaml", tmp_path / "recipe.yaml"
     base.write_text("x: 1\n")
@@ -269,9 +283,12 @@ def test_several_devices_are_used_by_a_launcher(monkeypatch, devices, launches):
 
 def test_results_name_the_settings_of_the_allocator(monkeypatch):
     monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "1")
-    origin = format_origin(describe_environment(), "python scripts/benchmark.py --x", ["abc", "def"])
-    assert origin.startswith("Written by the command below at abc, def: ")
-    assert "thread(s), MALLOC_TRIM_THRESHOLD_=1." in origin
+    environments = [describe_environment() | {"commit": commit} for commit in ("def", None, "abc", "def")]
+    environments[1] |= {"threads": 999, "torch": "9.9"}
+    origin = format_origin(environments, "python scripts/benchmark.py --x")
+    assert origin.startswith("Written by the command below at abc, an unknown commit, def: ")
+    assert f"torch {environments[0]['torch']} and 9.9, " in origin
+    assert " and 999 thread(s), MALLOC_TRIM_THRESHOLD_=1." in origin
     assert "```bash\npython scripts/benchmark.py --x\n```" in origin
 
 
@@ -280,7 +297,7 @@ def test_results_name_the_device_they_were_made_on(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
     assert describe_environment()["device"] == describe_environment("cuda")["device"] == "a GPU"
     assert describe_environment("cpu")["device"].endswith("cores)")
-    assert ", a GPU.\n" in format_origin(describe_environment(), "command", ["abc"])
+    assert ", a GPU.\n" in format_origin([describe_environment()], "command")
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 8)
     assert describe_environment()["device"] == "8 x a GPU"
@@ -289,16 +306,17 @@ def test_results_name_the_device_they_were_made_on(monkeypatch):
 def test_a_changed_source_tree_is_said_to_be_one(tmp_path, monkeypatch):
     git = ("git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b.c", "-c", "commit.gpgsign=false")
     monkeypatch.setattr(results, "ROOT", tmp_path)
-    assert describe_environment("cpu")["commit"] is None
+    assert results.source_commit() is None
     (tmp_path / "scripts").mkdir()
     for command in (("init", "-q"), ("add", "."), ("commit", "-q", "-m", "first")):
         (tmp_path / "scripts" / "a.py").write_text("1")
         subprocess.run([*git, *command], check=True)
-    whole = describe_environment("cpu")["commit"]
+    whole = results.source_commit()
     (tmp_path / "notes.txt").write_text("which change no result")
-    assert describe_environment("cpu")["commit"] == whole
+    assert results.source_commit() == whole
     (tmp_path / "scripts" / "a.py").write_text("2")
-    assert describe_environment("cpu")["commit"] == f"{whole}+"
+    assert results.source_commit() == f"{whole}+"
+    assert describe_environment("cpu")["commit"] == results._COMMIT  # of the time when the code was read
 
 
 def test_what_is_terminated_ends_its_runs_before_they_end_themselves(tmp_path, make_run):

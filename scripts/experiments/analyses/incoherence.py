@@ -187,7 +187,7 @@ def write_report(
             "\n".join(results.format_table(header, rows)),
             f"Measured on {'; '.join(of)}.",
             f"![Incoherence]({path.name}.png)",
-            results.format_origin(environment, command, [environment["commit"]]),
+            results.format_origin([environment], command),
         ],
     )
 

@@ -90,6 +90,6 @@ def analyze(
             f"Evaluation loss (nats per masked token) of {Path(name).name} on {text}, at its own length and after "
             "`resize_position_embeddings(length, extension)`.",
             "\n".join(results.format_table(header, [[*map(str, row[:3]), f"{row[3]:.3f}"] for row in rows])),
-            results.format_origin(environment, command, [environment["commit"]]),
+            results.format_origin([environment], command),
         ],
     )

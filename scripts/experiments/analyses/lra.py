@@ -53,7 +53,7 @@ def analyze(places: results.ResultsArguments) -> str:
         "FNet's figures come to 55.16, where the paper prints 54.42.",
         "\n".join(results.format_table(["", *(task.title for task in TASKS.values()), "mean"], cells)),
         "\n".join(results.format_table(["", "length", "test examples", "seeds", "table"], facts)),
-        results.format_origin(environment, command, [environment["commit"]]),
+        results.format_origin([environment], command),
     ]
     values = {"command": command, "environment": environment, "accuracies": scores, "means": means}
     return results.write_results(folder / "lra", values, paragraphs)

@@ -181,7 +181,8 @@ def format_section(section: Mapping, name: str) -> list[str]:
     if comparison in _PICTURED:
         what = "Time and memory" if _has_memory(section) else "Time"
         paragraphs.append(f"![{what} against length: {title}]({picture_name(section, name)})")
-    return [*paragraphs, format_origin(section["environment"], section["command"], section["commits"])]
+    environments = [section["environment"] | {"commit": commit} for commit in section["commits"]]
+    return [*paragraphs, format_origin(environments, section["command"])]
 
 
 def busy_machine_warning(section: Mapping) -> list[str]:
@@ -201,13 +202,19 @@ def _format_speeds(rows: Sequence[Mapping], section: Mapping) -> list[str]:
     plan, comparison = section["plan"], section["key"]["comparison"]
     baseline = _BASELINES.get(comparison) or f"{MODELS[plan['baseline']].title}'s"
     return [
-        f"Steps per second, and in brackets the multiple of {baseline} speed: medians over {plan['rounds']} "
+        f"Steps per second, and in brackets the multiple of {baseline} speed: medians over {_describe_rounds(rows)} "
         "interleaved rounds, of the ratio in a round.",
         _model_table(rows, lambda row: _digits(1000 / row["step_time_ms"]) + _show(row["speed_ratio"], " ({:.2f})")),
         *_format_memory(rows, section, baseline),
         f"Multiple of {baseline} speed by the clock / by processor time / expected from counted multiply-adds.",
         _model_table(rows, lambda row: " / ".join(_show(row[ratio]) or "-" for ratio in RATIOS[:3])),
     ]
+
+
+def _describe_rounds(rows: Sequence[Mapping]) -> str:
+    """In how many rounds the steps were timed: slow ones in fewer."""
+    fewest, most = (of((row["rounds"] for row in rows if row["reason"] is None), default=0) for of in (min, max))
+    return f"{most}" if fewest == most else f"{fewest} to {most}"
 
 
 def _has_memory(section: Mapping) -> bool:

@@ -52,8 +52,6 @@ def write_table(
     cells_run = {f"{row}-{key}": o for of_stage in outcomes for (row, key), o in of_stage.items()}
     measured = [m for of_stage in outcomes for o in of_stage.values() for m in o.metrics]
     environments = [m["environment"] for m in measured]
-    commits = sorted({str(environment["commit"]) for environment in environments})
-    devices = dict.fromkeys(str(environment["device"]) for environment in environments)
     recipes = [stage.recipe() for stage in table.stages]
     results = {
         **{"command": command_line(), "data": dict(given), "seeds": list(seeds), "recipes": recipes},
@@ -81,7 +79,7 @@ def write_table(
         f"Best: {'; '.join(best)}.",
         "\n".join([statistics_note, *searched, *beaten, *partial, *further, *table.notes, *timed]),
         "\n".join(_plot(name, table, columns, last, folder)),
-        format_origin(environments[0] | {"device": " and ".join(devices)}, command_line(), commits),
+        format_origin(environments, command_line()),
     ]
     return write_results(folder / name, results, paragraphs)
 

@@ -211,12 +211,23 @@ class Table:
             "search": "a run is one model",
             "gradient_accumulation_steps": "--global_batch_size says how many sequences a step has",
             "hub_token": "the table would show it; set the variable HF_TOKEN",
+            "overwrite": "runs that are finished would be trained again; delete the folders of those that shall be",
+            "run_name": "it is the row's",
         }
+        shared = {name for case in cases for name in flag_values(case.flags) if not name.startswith("per_device")}
+        refused |= dict.fromkeys(sorted(shared), "the table says it of every column")
+        if any("tokenizer_name" in stage.data for stage in self.stages):
+            refused |= dict.fromkeys(
+                ("tokenizer_name", "vocab_size"), "--vocab_size of this command says what all read"
+            )
         if any(stage.learning_rates for stage in self.stages):
             refused["learning_rate"] = "each row has one of its own, of --learning_rates of this command"
         elif arguments.learning_rates or arguments.search_steps:
             what = "--learning_rates and --search_steps"
             raise UserError(f"The table {arguments.table} searches no learning rate; leave {what} out.")
+        offered = max(len(arguments.learning_rates or stage.learning_rates) for stage in self.stages)
+        if arguments.search_steps and offered < 2:
+            raise UserError("--search_steps: of one learning rate none is searched; leave it out.")
         if any(case.max_steps or case.minutes for case in cases):
             refused |= dict.fromkeys(("max_steps", "num_train_epochs"), "the table says how long its runs are")
         elif any(stage.counts_passes() for stage in self.stages):

@@ -75,7 +75,7 @@ def write_glue_table(folder: Path, title: str, results: Mapping[str, dict[str, A
             f"{' (not WNLI)' if 'wnli' in tasks else ''}.",
             "\n".join(notes),
             "![Scores by task](glue.png)",
-            format_origin(environments[0], command_line(), sorted({str(e["commit"]) for e in environments})),
+            format_origin(environments, command_line()),
         ],
     )
 

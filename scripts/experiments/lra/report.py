@@ -47,7 +47,7 @@ def write_report(folder: Path, task: Task, metrics: Mapping[str, Any]) -> str:
             f"{describe_trials(metrics)}. {metrics['measured']}; accuracy in percent, every test example counted "
             "once.",
             "\n".join(format_table(["", "accuracy", "length", "measured on", "data"], rows)),
-            format_origin(environment, command_line(), [environment["commit"]]),
+            format_origin([environment], command_line()),
         ],
     )
 

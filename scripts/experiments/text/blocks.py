@@ -12,7 +12,14 @@ from transformers import PreTrainedTokenizerBase
 from experiments.arguments import Command, UserError, flag, require_at_least
 from experiments.models import load_tokenizer
 from experiments.text.corpus import Corpus
-from experiments.text.packing import count_tokens, mix_blocks, prepare_blocks, stream_blocks, unigram_cross_entropy
+from experiments.text.packing import (
+    count_tokens,
+    mix_blocks,
+    prepare_blocks,
+    reaches_all_shards,
+    stream_blocks,
+    unigram_cross_entropy,
+)
 from experiments.text.source import TextSource
 from experiments.text.tokenizer import check_known, sample_texts, save_tokenizer, train_wordpiece
 
@@ -22,6 +29,8 @@ FIXED_LENGTH_MODELS = ("nystromformer",)
 # What packing and masking put into a block.
 MASKED_LM_TOKENS = ("mask", "pad", "cls", "sep")
 EVALUATION_TOKENS = 500_000
+# What of a stream is held to be shuffled: of long blocks as many tokens, of short ones as many blocks.
+_SHUFFLED_TOKENS, _SHUFFLED_BLOCKS = 4_000_000, 256
 
 
 @dataclass
@@ -106,6 +115,7 @@ def load_blocks(command: Command, corpus: Corpus, tokenizer: PreTrainedTokenizer
     check_known(evaluation_counts, tokenizer, "the evaluation text")
     train: Dataset | IterableDataset
     if corpus_arguments.streaming:
+        check_readers(training.num_readers, corpus, mlm_arguments)
         streams = [stream_blocks(source, tokenizer, length, single, training.num_readers) for source in corpus.train]
         train = mix_blocks(streams, corpus.probabilities, seed)
         if full_only:
@@ -116,7 +126,7 @@ def load_blocks(command: Command, corpus: Corpus, tokenizer: PreTrainedTokenizer
             raise too_short("training")
         # Every reader begins again by itself: none waits for another that has more blocks, and a resumed run, whose
         # Trainer knows of no passes over a stream, skips what it has seen whichever pass that was in.
-        train = train.shuffle(seed=seed, buffer_size=10_000).repeat(None)
+        train = train.shuffle(seed=seed, buffer_size=max(_SHUFFLED_BLOCKS, _SHUFFLED_TOKENS // length)).repeat(None)
         # The frequencies of a stream are not known before its end; the evaluation text's own are the harder baseline.
         counts, size = evaluation_counts, "a stream"
     else:
@@ -128,6 +138,19 @@ def load_blocks(command: Command, corpus: Corpus, tokenizer: PreTrainedTokenizer
     read = f"{_count_of(evaluation, whole)} blocks with {evaluation_counts.sum():,} tokens{hint}"
     unigram_loss = unigram_cross_entropy(counts, evaluation_counts, tokenizer.all_special_ids)
     return Blocks(train, evaluation, unigram_loss, counts, f"{size}, evaluated on {read}")
+
+
+def check_readers(num_readers: int, corpus: Corpus, mlm_arguments: MaskedLMArguments) -> None:
+    """A `UserError` if a process or worker that reads a stream would find nothing, and the others wait for it."""
+    needed = all if corpus.probabilities else any
+    if needed(reaches_all_shards(source, num_readers) for source in corpus.train):
+        if (mlm_arguments.max_train_samples or num_readers) >= num_readers:
+            return
+        what = f"--max_train_samples {mlm_arguments.max_train_samples} is less than"
+    else:
+        what = "--streaming: the training text has fewer documents, or parts of 64 rows, than"
+    readers = f"the {num_readers} that read it (processes times --dataloader_num_workers)"
+    raise UserError(f"{what} {readers}; start fewer, or leave --streaming out.")
 
 
 def spread(blocks: Dataset, count: int | None) -> Dataset:

@@ -142,6 +142,11 @@ def stream_blocks(
     return IterableDataset.from_generator(_generate_shards, features=_FEATURES, gen_kwargs=options)
 
 
+def reaches_all_shards(source: TextSource, num_shards: int) -> bool:
+    """Whether a source has a document, or part of one, for each of so many shards, see [`stream_blocks`]."""
+    return any(True for _ in _select_documents(_read_pieces(source), num_shards - 1, num_shards))
+
+
 def _generate_shards(
     shards: list[int], num_shards: int, source: TextSource, tokenizer: PreTrainedTokenizerBase, packing: tuple
 ) -> Iterator[dict[str, list[int]]]:
