@@ -38,6 +38,8 @@ from experiments.text.masked_lm import (
 )
 from experiments.text.packing import count_tokens, unigram_cross_entropy
 from experiments.text.sparse_prediction import score_labelled_only
+from experiments.training import RunArguments
+from modeling_sktformer import load_preset
 from modeling_sktformer.losses import IGNORE_INDEX
 
 
@@ -286,6 +288,10 @@ def test_scoring_labelled_tokens_alone_changes_neither_loss_nor_gradients(tokeni
         outputs.loss.backward()
         return outputs, [weight.grad.clone() for weight in model.parameters() if weight.grad is not None]
 
+    model.train(model_type == "sktformer")  # which by itself is sparse in training alone
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
     before, gradients = measure()
     score_labelled_only(model)
     after, sparse_gradients = measure()
@@ -296,6 +302,27 @@ def test_scoring_labelled_tokens_alone_changes_neither_loss_nor_gradients(tokeni
     torch.testing.assert_close(predicted_logits(after.logits, labels), predicted_logits(before.logits, labels))
     assert model(**batch).logits.shape == (3, 8, len(tokenizer))  # without labels all tokens are scored
     assert sum_token_losses(after.logits, labels)[:, 2].sum() == len(after.logits)
+
+
+@pytest.mark.parametrize("sparse", [True, False])
+def test_an_evaluation_scores_labelled_tokens_alone(tmp_path, tokenizer, sparse):
+    """Logits of all tokens of a batch would take more memory than the training."""
+    config = load_preset(
+        "sktformer-tiny", vocab_size=len(tokenizer), max_position_embeddings=16, sparse_prediction=sparse
+    )
+    model, sizes = AutoModelForMaskedLM.from_config(config), []
+    model.get_output_embeddings().register_forward_hook(lambda module, inputs, logits: sizes.append(logits.shape))
+    collator = MaskingCollator(tokenizer=tokenizer, seed=0)
+    trainer = MaskedLMTrainer(
+        model=model,
+        args=RunArguments(output_dir=str(tmp_path), use_cpu=True, report_to=[], per_device_eval_batch_size=4),
+        eval_dataset=mask_once(make_blocks([9, 8, 7, 6]), tokenizer, 0.3, seed=0),
+        data_collator=collator,
+    )
+    metrics = trainer.evaluate()
+    labelled = int(metrics["eval_predicted_tokens"])
+    assert sizes == [(labelled, len(tokenizer)) if sparse else (4, 9, len(tokenizer))]
+    assert 0 < labelled < 30
 
 
 PROSE = "the old clock . the {} of the house was in the garden , and {} was there . the x"

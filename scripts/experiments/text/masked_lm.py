@@ -165,5 +165,9 @@ class MaskedLMTrainer(ExperimentTrainer):
         super().__init__(compute_metrics=token_metrics, preprocess_logits_for_metrics=sum_token_losses, **kwargs)
         # Others take the number of items of a whole step too, and do not divide by it: of n batches on m devices their
         # loss and gradients would be n m times too large.
-        model_type = self.accelerator.unwrap_model(self.model).config.model_type
-        self.model_accepts_loss_kwargs = self.model_accepts_loss_kwargs and model_type in _COUNT_ITEMS
+        model = self.accelerator.unwrap_model(self.model)
+        counts_items = model.config.model_type in _COUNT_ITEMS
+        self.model_accepts_loss_kwargs = self.model_accepts_loss_kwargs and counts_items
+        if hasattr(model, "evaluates_sparsely"):
+            # Of a batch the logits of all tokens would take more memory than its training.
+            model.evaluates_sparsely = True

@@ -12,15 +12,12 @@ def score_labelled_only(model: PreTrainedModel) -> None:
     """
     Let a masked language model compute logits only where there are labels, whenever it is given labels.
 
-    At a small width the head over a vocabulary is most of the work, whatever encodes the text, and at any width most
-    of the memory of an evaluation. SKTformer and ModernBERT can do so themselves (`config.sparse_prediction`). The
-    head of another architecture is handed labelled tokens alone, and its loss their labels; loss and gradients stay
-    what they are.
+    At a small width the head over a vocabulary is most of the work, whatever encodes the text. SKTformer and
+    ModernBERT can do so themselves (`config.sparse_prediction`). The head of another architecture is handed labelled
+    tokens alone, and its loss their labels; loss and gradients stay what they are.
     """
     if hasattr(model.config, "sparse_prediction"):
         model.config.sparse_prediction = True
-        if hasattr(model, "evaluates_sparsely"):  # SKTformer's, which by itself does so in training alone
-            model.evaluates_sparsely = True  # type: ignore[assignment]
         if hasattr(model, "sparse_prediction"):  # ModernBERT's, read from its configuration when it was made
             model.sparse_prediction = True  # type: ignore[assignment]
         return
