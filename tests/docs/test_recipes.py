@@ -2,7 +2,7 @@
 
 import json
 import sys
-from dataclasses import fields
+from dataclasses import fields, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -306,7 +306,7 @@ def test_the_frontier_of_larger_models_differs_by_their_sizes(size):
     assert {case.name for case in larger.cases} < {case.name for case in frontier.cases}
 
 
-@pytest.mark.parametrize("name", ["improvements_books", *(name for name in TABLES if name.startswith("frontier"))])
+@pytest.mark.parametrize("name", [name for name in TABLES if name.startswith(("frontier", "improvements_books"))])
 def test_tables_of_the_frontier_say_how_many_tokens_a_step_has(name):
     (stage,) = TABLES[name].stages
     for flags in (flag_values(case.flags) for case in stage.cases):
@@ -319,6 +319,10 @@ def test_what_was_tried_on_books_shares_rows_of_the_frontier_at_its_rates():
     alike = {field.name for field in fields(Stage)} - {"runs", "cases", "measures", "learning_rates", "rate_case"}
     assert all(getattr(improvements, name) == getattr(frontier, name) for name in alike)
     assert set(improvements.cases) < set(frontier.cases)
+    (longer,) = TABLES["improvements_books_long"].stages
+    (case,) = longer.cases
+    assert replace(longer, cases=improvements.cases, only=None) == improvements
+    assert replace(case, minutes=improvements.cases[0].minutes) == improvements.cases[0]
     assert [frontier.choosing_case(case) for case in improvements.cases] == list(improvements.cases)
     rows = improvements.rows()
     shared = {name for name, row in frontier.rows().items() if rows.get(name) == row}

@@ -58,7 +58,15 @@ config = {"model_type": metrics["model_type"], "architectures": ["BertForMaskedL
 """
 
 FRONTIERS = tuple(name for name in TABLES if name.startswith("frontier"))
-OF_TEXT = ("pretraining", "improvements", "improvements_books", *FRONTIERS, "authorship", "glue")
+OF_TEXT = (
+    "pretraining",
+    "improvements",
+    "improvements_books",
+    "improvements_books_long",
+    *FRONTIERS,
+    "authorship",
+    "glue",
+)
 
 
 @pytest.fixture
