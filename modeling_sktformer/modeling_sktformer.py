@@ -372,7 +372,7 @@ class SKTformerPreTrainedModel(PreTrainedModel):
         Inputs of at most half the smaller length keep their outputs (up to rounding): filters keep their lags
         ([`~lengthening.resize_filter`]), position embeddings and batch norm keep their trained positions, and the
         permutation of the positions keeps its order ([`~lengthening.resize_order`]). Longer inputs change: they reach
-        around the old circle, which the new one does not close at the same place.
+        around the old circle. Without Fourier convolution there is none, and all up to the smaller length keep theirs.
 
         Args:
             new_num_position_embeddings (`int`): The longest input wanted, in tokens.

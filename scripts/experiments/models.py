@@ -146,10 +146,12 @@ def fit_length(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_l
     elif is_longer:
         with whole_parameters(model):
             model.resize_position_embeddings(max_length)
+        has_filters = model.config.use_fourier_convolution
         logger.info(
-            "The model is lengthened from %d to %d tokens: new positions repeat the trained ones, filters keep their "
-            "lags, and inputs of at most %d tokens keep their outputs.",
-            *(longest, max_length, cast(int, longest) // 2),
+            "The model is lengthened from %d to %d tokens: new positions repeat the trained ones, %s inputs of "
+            "at most %d tokens keep their outputs.",
+            *(longest, max_length, "filters keep their lags, and" if has_filters else "and"),
+            cast(int, longest) // (2 if has_filters else 1),
         )
     tokenizer.model_max_length = max(max_length, longest or tokenizer.model_max_length)
 

@@ -638,12 +638,22 @@ def test_labels_of_another_shape_are_refused_where_they_have_as_many_values(shap
 @pytest.mark.parametrize(("old", "new"), [(16, 32), (16, 17), (15, 32), (16, 12), (15, 11), (13, 64)])
 def test_lengthening_keeps_short_inputs(old, new, smoother, extension):
     model = make_model(SKTformerForMaskedLM, max_position_embeddings=old, **smoother)
-    batch = make_batch([min(old, new) // 2, 3, 1])
+    check_lengthening(model, new, extension, longest=min(old, new) // 2)
+
+
+def test_lengthening_without_filters_keeps_all_inputs():
+    """There is no circle that was closed behind the last position."""
+    model = make_model(SKTformerForMaskedLM, max_position_embeddings=16, use_fourier_convolution=False)
+    check_lengthening(model, 33, "tile", longest=16)
+
+
+def check_lengthening(model, new, extension, longest):
+    batch = make_batch([longest, 3, 1])
     inputs = batch.inputs()
     expected = model(**inputs).logits
     model.resize_position_embeddings(new, extension)
     assert model.config.max_position_embeddings == new
-    for row, length in enumerate([min(old, new) // 2, 3, 1]):
+    for row, length in enumerate([longest, 3, 1]):
         assert_equal(model(**inputs).logits[row, :length], expected[row, :length])
     assert model(torch.ones(1, new, dtype=torch.long)).logits.isfinite().all()
 

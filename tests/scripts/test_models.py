@@ -280,8 +280,12 @@ def test_a_longer_input_lengthens_model_and_tokenizer(tokenizer, tmp_path, caplo
     folder = save_sktformer(tmp_path / "model")
     with caplog.at_level(logging.INFO):
         model = build(tokenizer, length=80, model_name_or_path=folder)
-    assert "lengthened from 32 to 80 tokens: new positions repeat the trained ones" in caplog.text
-    assert "at most 16 tokens keep their outputs" in caplog.text
+    lengthened = "lengthened from 32 to 80 tokens: new positions repeat the trained ones, "
+    assert f"{lengthened}filters keep their lags, and inputs of at most 16 tokens keep their outputs" in caplog.text
+    with caplog.at_level(logging.INFO):
+        own = save_sktformer(tmp_path / "without", use_fourier_convolution=False)
+        build(tokenizer, length=80, model_name_or_path=own)
+    assert f"{lengthened}and inputs of at most 32 tokens keep their outputs" in caplog.text
     for saved in (model, tokenizer):
         saved.save_pretrained(tmp_path / "lengthened")
     inputs = AutoTokenizer.from_pretrained(tmp_path / "lengthened")(

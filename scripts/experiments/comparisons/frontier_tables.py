@@ -57,7 +57,7 @@ _IMPROVEMENTS = replace(
 )
 # What was better there, and is a part of the paper's model, in a longer training.
 _IMPROVEMENTS_LONG = replace(
-    _IMPROVEMENTS, cases=(frontier_case(512, 10.0),), only=("SKTformer", "SKTformer-best", "best-no-fourier")
+    _IMPROVEMENTS, cases=(frontier_case(512, 10.0),), only=("SKTformer-best", "best-no-fourier")
 )
 
 
