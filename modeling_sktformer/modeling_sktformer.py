@@ -526,7 +526,7 @@ class SKTformerHeadModel(SKTformerPreTrainedModel):
     num_choices: int | None = None
     # Whether `config.sparse_prediction` is about this head: in training only labelled tokens are scored.
     can_be_sparse = False
-    evaluates_sparsely = False  # beside training, for who sets it
+    evaluates_sparsely = False  # in evaluation too, where a trainer reads no others
     # Whether `config.classifier_pooling` is.
     pools_tokens = False
 
