@@ -22,8 +22,7 @@ class SKTformerConfig(PreTrainedConfig):
         num_attention_heads (`int`): Number of attention heads.
         intermediate_size (`int`): Width of the feed-forward part.
         hidden_act (`str`): Activation of the feed-forward part and the masked-LM head, known to `transformers`.
-        max_position_embeddings (`int`):
-            Longest input N, in tokens. It is also the length of the whole-sequence filter, see
+        max_position_embeddings (`int`): Longest input N, in tokens, and the length of the whole-sequence filter, see
             [`SKTformerModel.resize_position_embeddings`].
         type_vocab_size (`int`): Number of token types (sentence A, sentence B).
         hidden_dropout_prob (`float`): Dropout after the embeddings and at the end of each residual branch.
@@ -34,9 +33,7 @@ class SKTformerConfig(PreTrainedConfig):
         layer_norm_eps (`float`): Epsilon of the layer norms.
         pad_token_id (`int`, *optional*): Padding token.
         tie_word_embeddings (`bool`): Whether the masked-LM decoder shares the word embeddings.
-        num_segments (`int`):
-            Segments r that the columns are averaged into before the Fourier transform (Equation 6); divides
-            `hidden_size`.
+        num_segments (`int`): Segments r that columns are averaged into before the Fourier transform (Equation 6).
         num_landmark_tokens (`int`): Sampled tokens s1 that every token attends to; at most `max_position_embeddings`.
         num_landmark_features (`int`): Sampled columns s2 per head that its features attend to; at most its width.
         landmark_seed (`int`): Seed of the samples, which are drawn once and saved with the weights.
@@ -60,19 +57,16 @@ class SKTformerConfig(PreTrainedConfig):
         use_mlp (`bool`): Off: layers have no feed-forward part, as in the paper's forecaster.
         classifier_pooling (`"cls"`, `"mean"`, `"mean_std"` or `"layers"`): Sequence heads read the first real token,
             the mean of all, mean and standard deviation, or these of the embeddings and of every layer.
-        sparse_prediction (`bool`):
-            Whether the masked-LM head computes logits at labelled positions only while training; without labels and
-            in evaluation mode logits are always complete.
+        sparse_prediction (`bool`): Whether the masked-LM head computes logits at labelled positions only while
+            training; without labels and in evaluation mode logits are always complete.
         kernels (`"auto"` or `"eager"`):
             Whether forms and kernels are chosen for each batch, see [`SKTformerPreTrainedModel.set_kernels`].
-        context_length (`int`):
-            Time steps that a forecaster reads, [`SKTformerForPrediction`]; it takes the place of
+        context_length (`int`): Time steps that a forecaster reads, [`SKTformerForPrediction`]; it takes the place of
             `max_position_embeddings` there, of which `num_landmark_tokens` may still not be more.
         prediction_length (`int`): Time steps that it forecasts.
         num_input_channels (`int`): Channels of its series.
-        num_harmonics (`int`):
-            Waves of 1 .. `num_harmonics` cycles in the context that the forecast continues, beside the constant
-            (Algorithm 4). From `context_length // 2` on these are all: the decoded series is repeated as it is.
+        num_harmonics (`int`): Waves of 1 .. `num_harmonics` cycles in the context that the forecast continues, beside
+            the constant (Algorithm 4). From `context_length // 2` on these are all, which repeat the decoded series.
         scaling_location (`"mean"` or `"last"`):
             What a series is measured from: the mean of its context (the paper's), or its last observed value.
         scaling_epsilon (`float`):

@@ -199,8 +199,7 @@ class SKTformerForPrediction(SKTformerPreTrainedModel):
                 1 where a value was observed, 0 where it is missing. By default every value was observed.
             future_values (`torch.Tensor` of shape `(batch_size, prediction_length, num_input_channels)`, *optional*):
                 What came after.
-            future_observed_mask (`torch.Tensor` of the same shape, *optional*):
-                Likewise: missing values do not count in the loss.
+            future_observed_mask (`torch.Tensor` of the same shape, *optional*): Likewise, for what counts in the loss.
             output_hidden_states, output_attentions, output_feature_attentions, return_dict (`bool`, *optional*):
                 As in [`SKTformerModel.forward`].
 
@@ -253,7 +252,7 @@ class SKTformerForPrediction(SKTformerPreTrainedModel):
     @torch.no_grad()
     def predict(self, past_values: torch.Tensor) -> torch.Tensor:
         """
-        Forecast what follows on a series, in evaluation mode.
+        Forecast what follows on a series, in evaluation mode; set it before, `model.eval()`, where threads share it.
 
         `past_values` of shape `([batch_size,] num_steps, num_input_channels)` holds at least `context_length` time
         steps, of which the last ones are read, and NaN where a value is missing. Returns a `torch.Tensor` of shape

@@ -33,13 +33,17 @@ def is_plain(module: nn.Module, kind: type[nn.Module]) -> bool:
     Whether a module does nothing but what its class says, so that its weights can stand in a product of another form.
 
     Not so an adapter in its place, a module with a hook (pruning and weight norm compute the weight in one), one whose
-    weight accelerate brings in when it is called, or one without bias; nor quantised and sharded weights, which know a
-    few operations of their own. `kind` is the class that it has to be of, and not of a class derived from it.
+    weight accelerate brings in when it is called, one without bias, or a convolution with strides, gaps, groups or
+    another padding; nor quantised and sharded weights, which know few operations. `kind` is its class, and no base.
     """
     hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
     own = module.__dict__.get("forward")  # the class's own once accelerate has taken its hook off again
     if type(module) is not kind or any(hooks) or (own and getattr(own, "__func__", None) is not kind.forward):
         return False
+    if isinstance(module, nn.Conv1d):
+        form = (module.stride, module.dilation, module.groups, module.padding_mode, module.padding)
+        if form != ((1,), (1,), 1, "zeros", (module.kernel_size[0] // 2,)):
+            return False
     # The last two are what exporters put in the place of parameters.
     plain = ("Parameter", "FakeTensor", "FunctionalTensor")
     return all(each is not None and type(each).__name__ in plain for each in module._parameters.values())

@@ -65,7 +65,8 @@ def resize_filter(filter: torch.Tensor, num_positions: int, new_num_positions: i
 
 def _lag_values(filter: torch.Tensor, num_positions: int) -> torch.Tensor:
     """The filters' values at lags 0 .. N - 1, where N - l stands for -l; `(d, N)`."""
-    return torch.fft.irfft(torch.view_as_complex(filter.contiguous()), n=num_positions)
+    parts = filter.clone(memory_format=torch.contiguous_format)  # also where weights are pieces of one vector
+    return torch.fft.irfft(torch.view_as_complex(parts), n=num_positions)
 
 
 def extend_positions(values: torch.Tensor, new_num_positions: int, extension: str) -> torch.Tensor:

@@ -230,6 +230,8 @@ class SKTformerPreTrainedModel(PreTrainedModel):
         elif isinstance(module, SequencePooling):
             init.zeros_(module.center)
             init.ones_(module.scale)
+        elif isinstance(module, nn.PReLU):
+            init.constant_(module.weight, 0.25)
         elif isinstance(module, SkeletonAttention):
             for name, drawn in module.draw_samples().items():
                 init.copy_(getattr(module, name), drawn)
@@ -274,7 +276,7 @@ class SKTformerPreTrainedModel(PreTrainedModel):
     def _configs(self) -> list[SKTformerConfig]:
         """All configurations: a forecaster's layers have their own, and a checkpoint's code may have a class twice."""
         found: dict[int, Any] = {id(m.config): m.config for m in self.modules() if hasattr(m, "config")}
-        return [c for c in found.values() if getattr(c, "model_type", "") == SKTformerConfig.model_type]
+        return [c for c in found.values() if any(k.__name__ == SKTformerConfig.__name__ for k in type(c).__mro__)]
 
     @classmethod
     def from_pretrained(cls, *args, **kwargs):
@@ -388,23 +390,23 @@ class SKTformerPreTrainedModel(PreTrainedModel):
             huggingface_hub.errors.StrictDataclassError: if the configuration does not allow that length, for instance
                 because it is smaller than `num_landmark_tokens`.
         """
-        resized_config = copy.deepcopy(self.config)
-        resized_config.max_position_embeddings = new_num_position_embeddings
-        resized_config.validate()
+        resized = {id(config): copy.deepcopy(config) for config in self._configs()}
+        for config in resized.values():
+            config.max_position_embeddings = new_num_position_embeddings
+            config.validate()
         embeddings = self.get_position_embeddings()
         if embeddings.weight.is_meta or "weight" not in embeddings._parameters:
             raise ValueError("Load the weights, and merge an adapter of the position embeddings, before resizing.")
         extended = extend_positions(embeddings.weight, new_num_position_embeddings, extension)
         embeddings.weight = nn.Parameter(extended, requires_grad=embeddings.weight.requires_grad)
         embeddings.num_embeddings = new_num_position_embeddings
-        shared_config = self.config
         for module in self.modules():
             if isinstance(module, PositionBatchNorm):
                 module.resize(new_num_position_embeddings, extension)
             elif isinstance(module, (FourierConvolution, SkeletonAttention)):
                 module.resize(new_num_position_embeddings)
-            if getattr(module, "config", None) is shared_config:
-                setattr(module, "config", resized_config)  # noqa: B010
+            if (known := id(getattr(module, "config", None))) in resized:
+                setattr(module, "config", resized[known])  # noqa: B010
         if tokenizer is not None:
             tokenizer.model_max_length = new_num_position_embeddings
 
@@ -452,8 +454,8 @@ class SKTformerModel(SKTformerPreTrainedModel):
             inputs_embeds (`torch.Tensor` of shape `(batch_size, sequence_length, hidden_size)`, *optional*):
                 Embedded tokens instead of `input_ids`.
             output_hidden_states, output_attentions, output_feature_attentions (`bool`, *optional*):
-                Also return these of every layer, or of those that an index or a list names, see
-                [`~outputs.SkeletonMatrices`].
+                Also return these of every layer, see [`~outputs.SkeletonMatrices`]. A list keeps the hidden states
+                of the layers that it names alone, where 0 is what enters the first.
             return_dict (`bool`, *optional*): Whether to return an output object (the default) or a tuple.
 
         Returns:
@@ -794,9 +796,8 @@ class SKTformerForQuestionAnswering(SKTformerPreTrainedModel):
 
         Args:
             start_positions, end_positions (`torch.LongTensor` of shape `(batch_size,)`, *optional*):
-                First and last token of the answer; a position outside the input or at padding is not counted in the
-                loss.
-                A function that is set as `model.loss_function` is given what [`~losses.span_loss`] takes.
+                First and last token of the answer; one outside the input or at padding counts in no loss. A function
+                that is set as `model.loss_function` is given what [`~losses.span_loss`] takes.
 
         Returns:
             [`~outputs.SKTformerSpanOutput`] with `start_logits` and `end_logits` of shape

@@ -40,10 +40,10 @@ class PositionBatchNorm(nn.Module):
         if self.training and token_mask is None:
             # PyTorch's batch norm with a position for a channel, of mixed types but on MPS; it moves the statistics.
             momentum = 0.0 if _is_recomputing() else self.momentum
+            mean, variance = mean.clone(), variance.clone()  # which are kept for the backward pass
             outputs = nn.functional.batch_norm(states, mean, variance, weight, bias, True, momentum, self.eps)
-            if self.running_mean.dtype != dtype:
-                self.running_mean[:length].copy_(mean)
-                self.running_var[:length].copy_(variance)
+            self.running_mean[:length].copy_(mean)
+            self.running_var[:length].copy_(variance)
             return outputs.to(inputs.dtype)
         if self.training and token_mask is not None:
             mean, variance = self._measure(states, token_mask)

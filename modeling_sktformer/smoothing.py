@@ -65,6 +65,7 @@ def fourier_convolution(
 def multiply_spectra(spectrum: torch.Tensor, gains: torch.Tensor) -> torch.Tensor:
     """The product of Equation 5: `(B, r, F)`, complex, with parts `(r, d / r, F, 2)` to `(B, d, F)`, complex."""
     if not torch.compiler.is_compiling():
+        gains = gains.clone() if gains.storage_offset() % 2 else gains  # where weights are pieces of one vector
         return (spectrum.unsqueeze(2) * torch.view_as_complex(gains)).flatten(1, 2)
     # In real numbers for compilers and exporters, which fuse or know no others.
     real, imag = torch.view_as_real(spectrum).unsqueeze(2).unbind(-1)

@@ -1,15 +1,19 @@
 """What libraries do with models beside training and loading them."""
 
+import copy
 import json
 from typing import cast
 
 import pytest
 import torch
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.utils import vector_to_parameters
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from transformers import pipeline
 
 from modeling_sktformer import (
+    SKTformerConfig,
     SKTformerForMaskedLM,
     SKTformerForPrediction,
     SKTformerForQuestionAnswering,
@@ -18,7 +22,7 @@ from modeling_sktformer import (
     SKTformerModel,
     load_preset,
 )
-from support.builders import assert_equal, call, make_batch, make_config, make_model
+from support.builders import assert_equal, call, gradients, make_batch, make_config, make_model
 from support.texts import make_tokenizer
 
 
@@ -197,3 +201,78 @@ def test_a_class_in_a_file_of_its_own_is_saved_with_what_is_there(tmp_path, monk
 
 def test_presets_take_what_configurations_take():
     assert load_preset("sktformer-tiny", output_attentions=True).output_attentions
+
+
+@pytest.mark.parametrize("parts", ["head", "copy"])
+def test_a_model_of_parts_with_their_own_configurations_is_lengthened_as_one(parts, tmp_path):
+    expected = make_model(SKTformerForSequenceClassification)
+    model = copy.deepcopy(expected)
+    if parts == "head":
+        model.sktformer = make_model(SKTformerModel)
+        model.sktformer.load_state_dict(expected.sktformer.state_dict())
+    else:
+        model.config = copy.deepcopy(model.config)
+    for each in (expected, model):
+        each.resize_position_embeddings(32)
+    inputs = make_batch([20, 14]).inputs()
+    torch.testing.assert_close(model(**inputs).logits, expected(**inputs).logits, rtol=0, atol=0)
+    model.save_pretrained(tmp_path)
+    assert SKTformerForSequenceClassification.from_pretrained(tmp_path).config.max_position_embeddings == 32
+
+
+@pytest.mark.parametrize(
+    "form",
+    [{"dilation": 2, "padding": 2}, {"padding": 1, "padding_mode": "circular"}, {"padding": 1, "groups": 2}],
+    ids=["dilation", "circular", "groups"],
+)
+@pytest.mark.parametrize("kernels", ["auto", "eager"])
+def test_another_convolution_in_a_stem_is_what_is_computed(form, kernels):
+    model = make_model(SKTformerModel, kernels=kernels)
+    stem = model.encoder.layers[0].smoother.convolution_stem
+    stem.convolution = nn.Conv1d(24, 12, 3, **form).double()
+    inputs = make_batch([16, 16]).inputs()
+    outputs = model(**inputs).last_hidden_state
+    stem.convolution.register_forward_hook(lambda *_: None)  # with which the module has to be called
+    torch.testing.assert_close(model(**inputs).last_hidden_state, outputs)
+
+
+def test_batches_with_and_without_padding_share_a_backward_pass():
+    """Queries are padded and full documents are not: the statistics move between them."""
+    model = make_model(SKTformerModel, smoother_norm="batch_norm").train()
+    full, padded = make_batch([9, 9]).inputs(), make_batch([9, 5]).inputs()
+    together = copy.deepcopy(model)
+    sum(together(**inputs).last_hidden_state[:, :5].square().sum() for inputs in (full, padded)).backward()
+    for inputs in (full, padded):
+        model(**inputs).last_hidden_state[:, :5].square().sum().backward()
+    assert_equal(gradients(together), gradients(model))
+    assert_equal(dict(together.named_buffers()), dict(model.named_buffers()))
+
+
+@pytest.mark.parametrize("length", [5, 16])
+def test_weights_may_be_pieces_of_one_vector(length):
+    """A filter then starts anywhere in it."""
+    model = make_model(SKTformerModel)
+    inputs = make_batch([length] * 2).inputs()
+    expected = model(**inputs).last_hidden_state
+    weights = [parameter.data for parameter in model.parameters()]
+    for offset in (0, 1):
+        vector = torch.cat([weight.flatten() for weight in [torch.zeros(offset).double(), *weights]])
+        vector_to_parameters(vector[offset:], model.parameters())
+        torch.testing.assert_close(model(**inputs).last_hidden_state, expected)
+    model.resize_position_embeddings(32)
+
+
+def test_a_configuration_of_one_s_own_follows_the_switches():
+    class MyConfig(SKTformerConfig):
+        model_type = "mine"
+
+    model = SKTformerModel(MyConfig(**{**make_config().to_dict(), "model_type": "mine"}))
+    model.set_attn_implementation("sdpa")
+    model.set_kernels("eager")
+    assert (model.config._attn_implementation, model.config.kernels) == ("sdpa", "eager")
+
+
+def test_an_activation_with_a_weight_is_initialised(tmp_path):
+    SKTformerModel(make_config(hidden_act="prelu")).save_pretrained(tmp_path)
+    model = SKTformerForMaskedLM.from_pretrained(tmp_path)
+    assert model.head.activation.weight.item() == 0.25
