@@ -59,7 +59,7 @@ def main() -> None:
     if named:
         revision = "main" if mlm_arguments.tokenizer_name else model_arguments.model_revision
         tokenizer = models.load_tokenizer(named, model_arguments.trust_remote_code, MASKED_LM_TOKENS, revision)
-        model = models.build_masked_lm(model_arguments, tokenizer, length, training.seed)
+        model = models.build_masked_lm(model_arguments, tokenizer, length, training.seed, bool(training.do_train))
     else:
         model = models.sketch_masked_lm(model_arguments, mlm_arguments.vocab_size, length, training.seed)
     most = "" if named else f" with at most {mlm_arguments.vocab_size:,} tokens"

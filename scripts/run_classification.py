@@ -26,10 +26,10 @@ from transformers import DataCollatorWithPadding, PreTrainedModel, PreTrainedTok
 from experiments import training as progress
 from experiments.adapters import LoraArguments, add_lora
 from experiments.architectures import longest_input
-from experiments.arguments import CONFIGURATION, Command, UserError, load_recipe, parse_command, run_script
+from experiments.arguments import CONFIGURATION, Command, UserError, parse_command, run_script
 from experiments.checkpoints import CheckpointArguments, load_classifier, start_classifier
 from experiments.classification.data import TextArguments, TextData, load_texts
-from experiments.classification.labels import checkpoint_problem, format_names
+from experiments.classification.labels import Problem, checkpoint_problem, format_names
 from experiments.classification.metrics import METRICS, compute_metrics, measure, measure_baselines, probabilities
 from experiments.classification.report import (
     check_answers,
@@ -41,7 +41,7 @@ from experiments.classification.report import (
 from experiments.fine_tuning import Job, fingerprint_rows, predict, run_job
 from experiments.fitted_head import check_single, predict_frozen
 from experiments.model_card import public_name
-from experiments.run_folder import ARGUMENTS_FILE, recorded_arguments
+from experiments.run_folder import recorded_arguments, trained_length
 from experiments.text import classifier
 from experiments.text.packing import count_tokens
 from experiments.text.tokenizer import check_known
@@ -78,6 +78,8 @@ def main() -> None:
     tokenizer = classifier.load_text_tokenizer(checkpoint)
     wanted = ["train"] * trains + ["validation"] * (trains or training.do_eval) + ["test"] * training.do_predict
     predicted = checkpoint_problem(checkpoint, "auto" if trains else texts.problem_type)
+    # What a checkpoint cannot do is found before labels that it does not know.
+    trained = None if trains else load_model(command, checkpoint, predicted, tokenizer, trains)
     data = load_texts(texts, wanted, tokenizer, predicted)
     for_single_labels = {
         "--label_smoothing_factor": training.label_smoothing_factor,
@@ -86,7 +88,7 @@ def main() -> None:
     }
     for name in [name for name, given in for_single_labels.items() if given]:
         check_single(name, data.problem.kind)
-    model = load_model(command, checkpoint, data, tokenizer, trains)
+    model = trained or load_model(command, checkpoint, data.problem, tokenizer, trains)
     collator = classifier.make_collator(tokenizer, input_length(texts, model), texts.pad_to_max_length)
     rows = {name: part.examples(data.columns) for name, part in data.parts.items()}
     workers = texts.preprocessing_num_workers
@@ -115,7 +117,7 @@ def main() -> None:
             best = replace(checkpoint, model_name_or_path=str(best_trial(folder)), model_revision="main")
             if len(trials := trial_folders(folder)) > 1:
                 logger.info("This model is the best of %d, in %s.", len(trials), best.model_name_or_path)
-            model = load_model(command, best, data, tokenizer, trains=False)
+            model = load_model(command, best, data.problem, tokenizer, trains=False)
     results: dict[str, dict[str, float]] = {}
     for name in (name for name in ("validation", "test") if name in splits):
         part = data.parts[name]
@@ -136,25 +138,18 @@ def main() -> None:
         progress.upload_run(training, folder, "Evaluated")
 
 
-def trained_length(name: str) -> int | None:
-    """The longest input that a checkpoint was fine-tuned on, where its folder says so."""
-    file = Path(name) / ARGUMENTS_FILE
-    recorded = load_recipe(file) if file.is_file() else {}
-    return recorded.get("max_seq_length") or recorded.get("excerpt_length")
-
-
 def input_length(texts: TextArguments, model: PreTrainedModel) -> int:
     """The longest input in tokens: what was asked for, or 512 if the model takes as many."""
     return texts.max_seq_length or texts.excerpt_length or min(512, longest_input(model) or 512)
 
 
 def load_model(
-    command: Command, start: CheckpointArguments, data: TextData, tokenizer: PreTrainedTokenizerBase, trains: bool
+    command: Command, start: CheckpointArguments, problem: Problem, tokenizer: PreTrainedTokenizerBase, trains: bool
 ) -> Any:
     """A checkpoint as a model that predicts what is asked of inputs as long as is asked, with adapters to train."""
     _, lora, texts, _ = command.groups
-    model = (start_classifier if trains else load_classifier)(start, data.problem.labels, "value")
-    model.config.problem_type = data.problem.kind  # type: ignore[assignment]
+    model = (start_classifier if trains else load_classifier)(start, problem.labels, "value")
+    model.config.problem_type = problem.kind  # type: ignore[assignment]
     classifier.fit_text_classifier(model, tokenizer, input_length(texts, model))
     return add_lora(model, lora, start.model_revision) if lora.lora and trains else model
 
@@ -167,7 +162,7 @@ def make_job(command: Command, data: TextData, splits: dict[str, Dataset], colla
     return Job(
         name="classification",
         title=f"{source} ({metrics[0].replace('_', ' ')})",
-        build_model=partial(load_model, command, checkpoint, data, collator.tokenizer, training.do_train),
+        build_model=partial(load_model, command, checkpoint, data.problem, collator.tokenizer, training.do_train),
         splits=splits,
         collator=collator,
         processing_class=collator.tokenizer,

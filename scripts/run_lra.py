@@ -23,7 +23,7 @@ from experiments.lra.jobs import LraTrainingArguments, check_curve, make_job, re
 from experiments.lra.models import LraModelArguments
 from experiments.lra.report import draw_examples, write_report
 from experiments.lra.tasks import TASKS
-from experiments.run_folder import recorded_arguments
+from experiments.run_folder import recorded_arguments, trained_length
 from experiments.training import announce_run, prepare, upload_run
 from experiments.trials import check_job, plan_trials, read_metrics, trial_folders
 
@@ -49,6 +49,8 @@ def main() -> None:
     if not (training.do_train or model.model_name_or_path):
         raise UserError("Nothing is trained: add --do_train, or name a model with --model_name_or_path.")
 
+    if not (training.do_train or arguments.max_seq_length):
+        arguments.max_seq_length = trained_length(model.model_name_or_path)
     # Everything that can be wrong with the arguments is found before the folder is touched.
     with training.main_process_first(local=False):  # data that are made and cached are made once
         parts = load_parts(arguments)

@@ -36,7 +36,7 @@ CONFIGURATION = ROOT / "configuration"
 # Flags of which one makes the others meaningless.
 RIVALS = (
     ("max_steps", "num_train_epochs"),
-    ("max_steps", "learning_rate_decay"),
+    *((name, "learning_rate_decay") for name in ("max_steps", "lr_scheduler_type", "warmup_steps")),
     ("global_batch_size", "gradient_accumulation_steps"),
     ("config_name", "model_name_or_path"),
 )

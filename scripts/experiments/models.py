@@ -96,11 +96,14 @@ def sketch_masked_lm(arguments: ModelArguments, vocab_size: int, max_length: int
 
 
 def build_masked_lm(
-    arguments: ModelArguments, tokenizer: PreTrainedTokenizerBase, max_length: int, seed: int
+    arguments: ModelArguments, tokenizer: PreTrainedTokenizerBase, max_length: int, seed: int, trains: bool = True
 ) -> PreTrainedModel:
     """
     Load or make the masked-LM model that the arguments name, and fit it and its tokenizer to a length in tokens.
-    Raises a `UserError` if the model cannot be found, has no such head, does not fit the tokenizer or the length.
+
+    Raises:
+        UserError: if the model cannot be found, is of an architecture without such a head, has none and is not to be
+            trained, or does not fit the tokenizer or the length.
     """
     name = arguments.model_name_or_path
     if name is None:
@@ -122,6 +125,9 @@ def build_masked_lm(
                 **arguments.hub_options,
             )
         check_encoder(model, info["missing_keys"], what)
+        if info["missing_keys"] and not trains:
+            lacking = f"has no masked-LM head ({min(info['missing_keys'])} is missing)"
+            raise UserError(f"{what} {lacking}; name one that has.")
     fit_length(model, tokenizer, max_length)
     return model
 

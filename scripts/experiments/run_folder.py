@@ -21,7 +21,7 @@ import yaml
 from filelock import FileLock, Timeout
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from experiments.arguments import UserError
+from experiments.arguments import UserError, load_recipe
 from experiments.results import read_json, write_atomically, write_json
 
 
@@ -186,6 +186,13 @@ def find_checkpoint(folder: str | Path) -> str | None:
             json.loads(state.read_text(encoding="utf-8"))
             complete[int(state.parent.name.rpartition("-")[2])] = str(state.parent)
     return complete[max(complete)] if complete else None
+
+
+def trained_length(name: str) -> int | None:
+    """The longest input that a checkpoint was fine-tuned on, where its folder says so."""
+    file = Path(name) / ARGUMENTS_FILE
+    recorded = load_recipe(file) if file.is_file() else {}
+    return recorded.get("max_seq_length") or recorded.get("excerpt_length")
 
 
 @contextmanager

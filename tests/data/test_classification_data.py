@@ -197,7 +197,9 @@ def test_a_table_in_text_keeps_its_words_whatever_they_look_like(write, load, ca
     assert (data.columns, data.problem.kind) == (("story",), REGRESSION)
     assert not caplog.records
     load(train_file=write(table.replace("0.5", "0.0"), "c.csv"))
-    assert "labels such as 0.0 are taken for numbers; --problem_type says otherwise" in caplog.text
+    load(train_file=write(rows_of([2.0, 3.0] * 9), "d.jsonl"))
+    for label in ("0.0", "2.0"):
+        assert f"labels such as {label} are taken for numbers; --problem_type says otherwise" in caplog.text
 
 
 BAD_FILES = {
@@ -224,9 +226,24 @@ BAD_FILES = {
     "one example": ("text,label\na,x\nb,y\nc,x\n", {}, "single example of `y`, which cannot be both learned and held"),
     "one label": ("text,label\na,x\nb,x\n", {}, "has `x` alone as label"),
     "a one for each label": (
-        '{"text": "a", "label": [0, 1, 1]}\n',
+        '{"text": "a", "label": [0, 1]}\n{"text": "b", "label": [1, 0]}\n',
         {},
-        r"row 1 has the label \[0, 1, 1\], which is not a",
+        r"has a 0 or 1 for each label, such as \[0, 1\]; give lists of the names",
+    ),
+    "the same labels everywhere": (
+        '{"text": "a", "label": ["x", "y"]}\n{"text": "b", "label": ["y", "x"]}\n',
+        {},
+        "has `x`, `y` as labels of every row: nothing to learn",
+    ),
+    "nothing among labels": (
+        '{"text": "a", "label": ["x", null]}\n{"text": "b", "label": ["y"]}\n',
+        {},
+        r"row 1 has the label \['x', None\], which is not a list of the labels",
+    ),
+    "columns in place of rows": (
+        '{"text": {"0": "a", "1": "b", "2": "c"}, "label": 1}\n',
+        {},
+        "row 1 has {'0': 'a', .*} in place of a text in `text`; a JSON file holds a list of rows",
     ),
     "lists for single labels": (
         '{"text": "a", "label": ["x", "y"]}\n',
@@ -269,6 +286,7 @@ def test_files_that_do_not_go_together_are_one_line(write, load):
     [
         ({}, "Give the texts either"),
         ({"train_file": ["a"], "dataset_name": "a/b"}, "Give the texts either"),
+        ({"train_file": ["a"], "dataset_revision": "b"}, "--dataset_revision is for --dataset_name"),
         ({"train_file": ["a"], "validation_fraction": 1.0}, "between 0 and 1"),
         ({"train_file": ["a"], "text_pair_column": "b"}, "name the first with --text_column"),
         ({"train_file": ["a"], "excerpt_length": 64, "max_seq_length": 32}, "--max_seq_length 32 cuts"),

@@ -125,6 +125,20 @@ def test_time_goes_on_as_it_was(frequency, season, following):
     assert series.following_timestamps(1) == [following]
 
 
+@pytest.mark.parametrize(("first", "last"), [(9, 15), (8, 15), (9, 16), (0, 7)])
+@pytest.mark.parametrize("days", ["D", "B"])
+def test_a_day_has_the_hours_that_there_are(first, last, days):
+    """Hours of business are 9 to 17 to pandas, whichever hours a night lies between."""
+    hours = pd.timedelta_range(f"{first}h", f"{last}h", freq="h")
+    times = [day + hour for day in pd.date_range("2024-01-01", periods=10, freq=days) for hour in hours]
+    series = make_series("s", pd.DataFrame({"date": times, "a": range(len(times))}), None, None)
+    assert series.season() == len(hours)
+    if (first, last, days) == (9, 16, "B"):
+        assert series.following_timestamps(1) == ["2024-01-15 09:00:00"]
+    else:
+        assert "not evenly spaced" in series.notes[0]
+
+
 def test_series_without_timestamps_are_numbered():
     series = make_series("s", table().drop(columns="date"), None, None)
     assert series.timestamps is None
@@ -341,6 +355,9 @@ def test_missing_values_need_a_word(tmp_path):
         ({"task_name": "ili", "data_file": "x.csv"}, "--task_name and --data_file name several series"),
         ({"data_dir": "x"}, "--data_dir is where --task_name is read from"),
         ({"split_fractions": [0.5, 0.5, 0.5]}, "give three shares that make 1"),
+        ({"task_name": "ili", "split_fractions": [0.5, 0.2, 0.3]}, "a public series has a split of its own"),
+        ({"data_file": "x.csv", "dataset_config_name": "a"}, "--dataset_config_name: it is for --dataset_name"),
+        ({"task_name": "ili", "data_dir": "x", "dataset_revision": "a"}, "nothing is read from the Hub here"),
     ],
 )
 def test_arguments_that_cannot_work_are_refused(options, message):

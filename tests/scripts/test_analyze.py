@@ -19,7 +19,7 @@ from experiments.comparisons.tables import TABLES
 from experiments.lra.published import ROWS, published_figures
 from experiments.lra.tasks import TASKS as LRA_TASKS
 from experiments.results import describe_environment
-from modeling_sktformer import SKTformerConfig, SKTformerForMaskedLM
+from modeling_sktformer import SKTformerConfig, SKTformerForMaskedLM, SKTformerForSequenceClassification
 from support.glue_rows import make_tokenizer
 
 
@@ -91,6 +91,9 @@ def test_what_cannot_be_lengthened_is_refused(tmp_path, run, monkeypatch):
     bert = save(tmp_path / "bert", BertForMaskedLM(BertConfig(**SIZES, max_position_embeddings=16)))
     with pytest.raises(UserError, match="is of type bert; only an SKTformer"):
         run("--model_name_or_path", bert)
+    config = SKTformerConfig(**SIZES, max_position_embeddings=16, num_segments=2, num_landmark_features=2)
+    with pytest.raises(UserError, match="has no masked-LM head"):
+        run("--model_name_or_path", save(tmp_path / "classifier", SKTformerForSequenceClassification(config)))
     with pytest.raises(UserError, match="--streaming is for training"):
         run("--streaming")
     with pytest.raises(UserError, match="--factors 1"):

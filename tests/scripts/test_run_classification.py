@@ -435,8 +435,9 @@ def test_labels_are_read_by_their_numbers(run, files, tmp_path):
 
 
 def test_an_untrained_head_predicts_nothing(run, files):
-    with pytest.raises(UserError, match="has no classification head"):
-        run("--test_file", files / "unlabelled.csv", "--do_predict")
+    for name in ("unlabelled.csv", "dev.csv"):
+        with pytest.raises(UserError, match="has no classification head"):
+            run("--test_file", files / name, "--do_predict")
 
 
 def test_a_longer_input_lengthens_the_model(run, files):
@@ -532,7 +533,7 @@ def test_other_architectures_read_pairs_of_texts(run, tmp_path, config, model_cl
             ["--do_train", "--problem_type", "regression", "--label_column", "id", "--baseline", "frozen"],
             "--baseline frozen is for single labels, not regression; leave it out",
         ),
-        (["--do_predict"], "no texts for test; give --test_file"),
+        (["--do_train", "--do_predict"], "no texts for test; give --test_file"),
         (["--problem_type", "regression", "--label_column", "id", "--label_smoothing_factor", 0.1], "single labels"),
         (["--problem_type", "regression", "--label_column", "id", "--fit_head"], "single labels, not regression"),
         (

@@ -353,6 +353,13 @@ def test_it_learns_and_halves_its_rate(run, tmp_path):
     assert " ± " in report
 
 
+@pytest.mark.parametrize("flags", [["--lr_scheduler_type", "cosine"], ["--warmup_steps", "5"]])
+def test_a_schedule_takes_the_place_of_a_recipe_s_decay(flags):
+    training = parse_command(run_forecasting.ARGUMENTS, default_recipe=RECIPES / "base.yaml", argv=flags).groups[-1]
+    assert training.learning_rate_decay is None
+    assert training.lr_scheduler_type == (flags[1] if flags[1] == "cosine" else "linear")
+
+
 def test_the_best_of_a_search_is_reported_and_not_their_mean(run, tmp_path):
     rates = ["--search_epochs", "1", "--search_learning_rates", "1e-5", "3e-2", "--search_batch_sizes", "64"]
     run("--do_train", "--search", "--prediction_length", "6", "9", *rates)

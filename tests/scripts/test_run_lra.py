@@ -32,6 +32,7 @@ from experiments.lra.published import PUBLISHED_TASKS, ROWS, published_figures, 
 from experiments.lra.report import SETTING, write_report
 from experiments.lra.tasks import TASKS
 from experiments.run_folder import METRICS_FILE
+from experiments.trials import read_metrics
 from modeling_sktformer import SKTformerConfig
 
 
@@ -566,6 +567,8 @@ def test_a_checkpoint_of_another_task_or_length_is_refused(run, pictures):
         run(*EXPRESSIONS, "--model_name_or_path", trained)
     with pytest.raises(UserError, match="was not made for Image: it tells unrelated, related apart"):
         run(*pictures, "--model_name_or_path", trained)
+    measured = read_metrics(run(*short, "--model_name_or_path", trained, "--do_eval", name="measured"))
+    assert (measured["max_length"], measured["eval_test_loss"]) == (40, read_metrics(trained)["eval_test_loss"])
     again = [*short, "--max_seq_length", 40, "--model_name_or_path", trained]
     with pytest.raises(UserError, match=r"num_segments of the model .* cannot be changed"):
         run(*again, "--config_overrides", "num_segments=4,hidden_dropout_prob=0.2")

@@ -47,7 +47,7 @@ def analyze(
     logging.disable_progress_bar()
     name = arguments.model_name_or_path
     tokenizer = load_tokenizer(arguments.tokenizer_name or name, False, MASKED_LM_TOKENS)
-    model = build_masked_lm(ModelArguments(model_name_or_path=name), tokenizer, 3, seed=0)
+    model = build_masked_lm(ModelArguments(model_name_or_path=name), tokenizer, 3, seed=0, trains=False)
     if not isinstance(model, SKTformerForMaskedLM):
         raise UserError(f"{name} is of type {model.config.model_type}; only an SKTformer can be lengthened.")
     corpus = load_corpus(corpus_arguments)

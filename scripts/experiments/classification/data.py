@@ -3,6 +3,7 @@
 import logging
 import os
 import re
+import reprlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -74,6 +75,9 @@ class TextArguments:
     def __post_init__(self) -> None:
         if any((self.train_file, self.validation_file, self.test_file)) == bool(self.dataset_name):
             raise UserError("Give the texts either by --train_file (and the like) or by --dataset_name.")
+        for name in ("dataset_config_name", "dataset_revision"):
+            if getattr(self, name) and not self.dataset_name:
+                raise UserError(f"--{name} is for --dataset_name, and the texts are files; leave it out.")
         if unknown := {*self.baseline} - {"tfidf", "frozen"}:
             raise UserError(f"--baseline {min(unknown)} is not known; give tfidf, frozen or both.")
         require_at_least(8, self, "max_seq_length", "excerpt_length")
@@ -274,7 +278,9 @@ def _check_rows(source: str, rows: Dataset, columns: Sequence[str], label: str |
     for column in columns:
         for number, text in enumerate(rows[column], start=1):
             if not isinstance(text, str) or not text.strip():
-                raise UserError(f"{source}: row {number} has {text!r} in place of a text in `{column}`; mend it.")
+                hint = "a JSON file holds a list of rows" if isinstance(text, dict) else "mend it"
+                what = f"row {number} has {reprlib.repr(text)} in place of a text in `{column}`"
+                raise UserError(f"{source}: {what}; {hint}.")
         if label is not None and not _holds_words(rows, column):
             raise UserError(f"{source} has nothing but numbers in `{column}`, where texts are to stand; name another.")
 

@@ -2,6 +2,7 @@
 
 import logging
 import math
+import reprlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -68,18 +69,19 @@ def find_kind(source: str, rows: Dataset, column: str, separator: str | None) ->
     feature = rows.features[column]
     if hasattr(feature, "feature") or separator:
         return MULTI
-    if getattr(feature, "dtype", "") not in ("string", "large_string"):
-        return REGRESSION if str(getattr(feature, "dtype", "")).startswith("float") else SINGLE
-    words = [word for word in rows[column] if word]  # of a table in text
-    numbers = [word for word in words if is_number(word)]
-    are_whole = all(word.strip().removeprefix("-").isdecimal() for word in numbers)
-    if are_whole or 10 * len(numbers) < 9 * len(words):
+    words = [word for word in rows[column] if word not in (None, "") and word == word]
+    if getattr(feature, "dtype", "") in ("string", "large_string"):  # of a table in text
+        numbers = [word for word in words if is_number(word)]
+        are_whole = all(word.strip().removeprefix("-").isdecimal() for word in numbers)
+        if are_whole or 10 * len(numbers) < 9 * len(words):
+            return SINGLE
+        if len(numbers) < len(words):
+            row, word = next((n, w) for n, w in enumerate(rows[column], start=1) if w and not is_number(w))
+            what = f"{source}: row {row} has the label {word!r}, and most others are fractions"
+            raise UserError(f"{what}; mend it, or say what is predicted with --problem_type.")
+    elif not str(getattr(feature, "dtype", "")).startswith("float"):
         return SINGLE
-    if len(numbers) < len(words):
-        row, word = next((n, w) for n, w in enumerate(rows[column], start=1) if w and not is_number(w))
-        what = f"{source}: row {row} has the label {word!r}, and most others are fractions"
-        raise UserError(f"{what}; mend it, or say what is predicted with --problem_type.")
-    if all(float(word).is_integer() for word in words):
+    if words and all(float(word).is_integer() for word in words):
         logger.warning("%s: labels such as %s are taken for numbers; --problem_type says otherwise.", source, words[0])
     return REGRESSION
 
@@ -105,6 +107,8 @@ def read_labels(source: str, rows: Dataset, column: str, kind: str, separator: s
             return float(value)
         several: Any = value.split(separator) if isinstance(value, str) and separator else value
         several = several if isinstance(several, list) else [several]
+        if any(each is None or each != each for each in several):
+            raise ValueError
         if isinstance(feature, ClassLabel):  # -1 is how data sets of the Hub hide labels
             names = [feature.names[number] for number in several if number >= 0]
         else:
@@ -115,13 +119,19 @@ def read_labels(source: str, rows: Dataset, column: str, kind: str, separator: s
             raise ValueError
         return tuple(names) if names or kind == MULTI else None
 
+    cells = rows[column]
+    vectors = [cell for cell in cells if isinstance(cell, list) and len(cell) > 1]
+    is_one_hot = len(vectors) == len(cells) and len({len(cell) for cell in vectors}) == 1
+    if is_one_hot and all(each in (0, 1) for cell in vectors for each in cell):
+        what = f"{source} has a 0 or 1 for each label, such as {reprlib.repr(vectors[0])}"
+        raise UserError(f"{what}; give lists of the names of those that apply.")
     values = []
-    for number, value in enumerate(rows[column], start=1):
+    for number, value in enumerate(cells, start=1):
         try:
             values.append(read(value))
         except (ValueError, TypeError) as error:
-            message = f"{source}: row {number} has the label {value!r}, which is not {_WORDS[kind]}."
-            raise UserError(message) from error
+            shown = reprlib.repr(value)
+            raise UserError(f"{source}: row {number} has the label {shown}, which is not {_WORDS[kind]}.") from error
     return values
 
 
@@ -133,5 +143,7 @@ def find_labels(source: str, rows: Dataset, column: str, kind: str, values: Sequ
     found = set() if kind == REGRESSION else {name for names in values for name in names}
     if len(found) < 2 and kind != REGRESSION:
         raise UserError(f"{source} has {format_names(sorted(found)) or 'no name'} alone as label: nothing to learn.")
+    if kind == MULTI and len(set(map(frozenset, values))) < 2:
+        raise UserError(f"{source} has {format_names(sorted(found))} as labels of every row: nothing to learn.")
     are_numbers = all(name.removeprefix("-").isdecimal() for name in found)
     return tuple(sorted(found, key=lambda name: (int(name) if are_numbers else 0, name)))

@@ -164,7 +164,7 @@ def _describe_searches(stages: Sequence[Stage], outcomes: Sequence[Outcomes]) ->
         after = f" after {' or '.join(f'{number:,}' for number in steps)} steps" if steps else ""
         rates = sorted({float(rate) for outcome in searched.values() for rate in outcome.search})
         edge = [key for key, outcome in searched.items() if outcome.rate in (rates[0], rates[-1])]
-        names = dict.fromkeys(row if stage.rate_case is not None else f"{row} {case}" for row, case in edge)
+        names = dict.fromkeys(row if stage.rate_case is not None else f"{row} {case}".strip() for row, case in edge)
         lines.append(
             f"- Learning rates{f' of {stage.folder}' if len(searches) > 1 else ''}: for each row that says none the "
             f"one of {', '.join(f'{rate:g}' for rate in rates)} with the lowest "

@@ -88,7 +88,9 @@ class Series:
             return 1
         step = pd.Series(self.timestamps).diff().median().total_seconds()
         if step < _DAY:
-            return max(1, round(_DAY / step))
+            # Of whole days, which may lack the hours of every night.
+            days = self.timestamps.normalize().value_counts().sort_index().iloc[1:-1]
+            return max(1, round(days.median() if len(days) else _DAY / step))
         if step == _DAY:
             return 5 if _has_working_days_alone(self.timestamps) else 7
         return next((steps for length, steps in _SEASONS.items() if abs(step - length) <= 2 * _DAY), 1)
@@ -312,7 +314,10 @@ def _frequency(times: pd.DatetimeIndex) -> Any:
     """By what evenly spaced times go on, months and working days included; None if they are not."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of a word for it that will be an object
-        return pd.infer_freq(times) if len(times) > 2 else None
+        found = pd.infer_freq(times) if len(times) > 2 else None
+        # Any hours with nights between them are called business hours, which are those from 9 to 17.
+        is_found = found is not None and pd.date_range(times[0], periods=len(times), freq=found).equals(times)
+        return found if is_found else None
 
 
 def _months(times: pd.DatetimeIndex) -> Any:

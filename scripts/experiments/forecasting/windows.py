@@ -17,6 +17,7 @@ from experiments.forecasting.series import Series, make_synthetic, read_file, re
 
 
 PARTS = ("train", "validation", "test")
+SPLIT = [0.7, 0.1, 0.2]  # of Informer and its successors
 SCALER_FILE = "series.json"
 
 
@@ -39,7 +40,7 @@ class SeriesArguments:
     target_columns: list[str] | None = flag(None, "Columns to forecast; by default all but the timestamps.")
     mask_missing: bool = flag(False, "Read missing values as gaps, which a mask tells the model of.")
     split_fractions: list[float] = flag(
-        [0.7, 0.1, 0.2], "Shares of training, validation and test of a series of your own, in the order of time."
+        SPLIT, "Shares of training, validation and test of a series of your own, in the order of time."
     )
     prediction_length: list[int] | None = flag(None, "Time steps to forecast; several train one model each.")
     context_length: int | None = flag(None, "Time steps to read; by default the task's, or 96.")
@@ -58,6 +59,14 @@ class SeriesArguments:
             raise UserError(f"--{' and --'.join(named)} name several series; give one.")
         if self.data_dir and not self.task_name:
             raise UserError("--data_dir is where --task_name is read from; name a task, or give --data_file.")
+        is_from_hub = self.dataset_name or (self.task_name and not self.data_dir)
+        for name, default, is_read, why in (
+            ("split_fractions", SPLIT, not self.task_name, "a public series has a split of its own"),
+            ("dataset_config_name", None, self.dataset_name, "it is for --dataset_name"),
+            ("dataset_revision", None, is_from_hub, "nothing is read from the Hub here"),
+        ):
+            if not is_read and getattr(self, name) != default:
+                raise UserError(f"--{name}: {why}; leave it out.")
         limits = ("max_train_samples", "max_eval_samples", "max_predict_samples")
         require_at_least(1, self, "context_length", "seasonal_period", "synthetic_steps", *limits)
         if too_short := [steps for steps in self.prediction_length or [] if steps < 1]:
@@ -194,7 +203,7 @@ def split_borders(num_steps: int, benchmark: Benchmark | None, fractions: Sequen
             raise UserError(f"{benchmark.title} has {num_steps:,} rows, fewer than the protocol's {months[-1]:,}.")
         borders = months.tolist()
     else:
-        train, _, test = fractions if not benchmark else (0.7, 0.1, 0.2)
+        train, _, test = fractions if not benchmark else SPLIT
         borders = [0, int(num_steps * train), num_steps - int(num_steps * test), num_steps]
     return {name: range(*pair) for name, pair in zip(PARTS, pairwise(borders), strict=True)}
 
@@ -257,10 +266,11 @@ def make_windows(
             raise UserError(f"{series.source}: no value of the {name} part was observed; give a series that goes on.")
         if not len(windows[name]):
             needed = prediction_length + (context_length if name == "train" else 0)
+            shares = "" if arguments.benchmark else "other --split_fractions, "
             raise UserError(
                 f"{series.source}: the {name} part has {len(part):,} of {len(values):,} time steps, and a context of "
                 f"{context_length} with a horizon of {prediction_length} needs {needed:,}; give a longer series, "
-                "other --split_fractions, or train for a smaller --prediction_length or --context_length."
+                f"{shares}or train for a smaller --prediction_length or --context_length."
             )
     return windows
 

@@ -62,6 +62,8 @@ def write_task_card(
         known = metrics["published"]["rows"]
         rows += [[name, f"{100 * value:.2f}", f"{task.max_length:,}"] for name, value in known.items()]
     flags = f'--task_name {metrics["job"]} --model_name_or_path "{{title}}"'
+    if metrics["max_length"] != task.max_length:
+        flags += f" --max_seq_length {metrics['max_length']}"
     flags += " --output_dir runs/lra/tuned" if is_masked_lm else " --do_eval --output_dir runs/lra/measured"
     example = [f"# `python scripts/run_lra.py {flags}` of SKTformer reads it."]
     if metrics["model_type"] == "sktformer" and not is_masked_lm:

@@ -1,5 +1,6 @@
 """Reviews and pairs of papers as sequences of bytes."""
 
+import reprlib
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -151,7 +152,7 @@ def _read_columns(source: str, rows: Dataset) -> tuple[list[bytes], list[int]]:
             raise UserError(f"{source}, row {number}: the label is {label}; it must be {known}.")
     for number, text in enumerate(rows["text"], start=1):
         if not isinstance(text, str | None):
-            raise UserError(f"{source}, row {number}: {text!r} stands in the place of a text; mend it.")
+            raise UserError(f"{source}, row {number}: {reprlib.repr(text)} stands in the place of a text; mend it.")
     return [(text or "").encode() for text in rows["text"]], [int(label) for label in names]
 
 
