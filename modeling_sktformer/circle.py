@@ -60,7 +60,7 @@ def choose_circle(config, batch_size: int, sequences: Sequences, dtype: torch.dt
 
     Inputs much shorter than the model's N are convolved around a shorter circle, to the same result up to rounding, so
     that they cost what they cost in a model of their length ([`~lengthening.shorten_filter`]), but not in graphs, in
-    small batches on GPUs or with `config.kernels="eager"`. Waves are in the filters' dtype, on the states' device.
+    small batches on GPUs or with `config.kernels="eager"`. Waves are of that dtype, on that device.
     """
     length, longest = sequences.length, config.max_position_embeddings
     is_read = config.use_smoother and config.use_fourier_convolution

@@ -29,6 +29,7 @@ from experiments.results import check_writable
 
 
 MODES = ["training", "inference"]
+_TIMING = ("rounds", "warmup", "time_limit_s", "compile")  # flags that counting does not read
 # What stands for flags that are not given.
 DEFAULTS: dict[str, Any] = {
     **{"models": [name for name in MODELS if not name.startswith("sktformer-")], "size": ["lra"]},
@@ -78,8 +79,9 @@ class BenchmarkArguments(MeasurementArguments):
         if self.count and (self.modes or self.dropout[1:] or self.num_layers):
             unused = "--modes, --num_layers and more than one --dropout"
             raise UserError(f"--count is of a layer's training step; leave {unused} out.")
-        if self.count and self.compile:
-            raise UserError("--compile: --count looks into the model; leave it out.")
+        timing = [name for name in _TIMING if getattr(self, name) != getattr(MeasurementArguments, name)]
+        if self.count and timing:
+            raise UserError(f"--{timing[0]}: --count times nothing; leave it out.")
         if self.modes == ["inference"] and any(self.dropout):
             raise UserError("--dropout: inference has none; leave it out, or add training to --modes.")
         if self.padded and not self.made_for:

@@ -19,6 +19,8 @@ Every horizon is a model in a folder of its own, `horizon-N`, and goes on where 
 import sys
 from pathlib import Path
 
+from accelerate import PartialState
+
 from experiments.arguments import CONFIGURATION, UserError, flag_values, parse_command, run_script
 from experiments.fine_tuning import run_job
 from experiments.forecasting.forecasters import ForecasterArguments, ForecastingArguments
@@ -84,7 +86,6 @@ def main() -> None:
     announce_run(command, series=f"{series.source}, {len(series.values):,} steps of {len(series.columns)} channels")
     for (job, baselines), horizon in zip(jobs, horizons, strict=False):
         if job.name in finished:
-            upload_run(training, folder / job.name, f"Fine-tuned on {job.title}")
             continue
         job.facts["baselines"] = {part: baselines.measure(part) for part in ("test", "validation")}
         job.facts["seasonal_period"] = baselines.season
@@ -95,6 +96,7 @@ def main() -> None:
     if jobs and training.should_save:
         measured = {horizon: read_metrics(folder / job.name) for (job, _), horizon in zip(jobs, horizons, strict=True)}
         print(write_report(folder, series.source, measured, series.notes))
+    PartialState().wait_for_everyone()  # until all have looked whether forecasts are there
     if training.do_predict and training.should_save:
         for horizon in horizons:
             predict_future(command, arguments, series, scaler, horizon)

@@ -167,7 +167,8 @@ def claim_run_folder(
             is_work = _has_results(folder) or (any(map(_has_results, nested)) if took_a_place else bool(nested))
             if (state == "new" or took_a_place) and not goes_on and not is_work:
                 _restore(folder)
-                (folder / ".lock").unlink(missing_ok=True)
+                with suppress(OSError):  # Windows deletes no file that is open
+                    (folder / ".lock").unlink(missing_ok=True)
                 for path in made:
                     with suppress(OSError):  # others may have come to stand in it
                         path.rmdir()

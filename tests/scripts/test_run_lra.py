@@ -60,6 +60,7 @@ EXPRESSIONS = [
     *("--task_name", "listops", "--min_length", 8, "--max_length", 40, "--max_depth", 4, "--num_generated", 150),
     *("--preprocessing_num_workers", 1),
 ]
+PAIRS = ["--task_name", "retrieval", "--stand_in", "--num_generated", 100, "--max_seq_length", 40]
 
 
 @pytest.fixture
@@ -325,16 +326,17 @@ def test_pairs_are_matched(run):
         assert metrics_of(again)["eval_test_accuracy"] == metrics_of(trained)["eval_test_accuracy"]
 
 
-def test_the_same_values_are_masked_at_every_evaluation_of_self_pretraining(run):
+@pytest.mark.parametrize("task", [EXPRESSIONS, PAIRS], ids=["expressions", "pairs"])
+def test_the_same_values_are_masked_at_every_evaluation_of_self_pretraining(run, task):
     """At a rate of zero the model stays what it is, and without dropout so does its loss."""
     steps = ["--max_steps", 4, "--eval_strategy", "steps", "--eval_steps", 2, "--save_strategy", "steps"]
     flags = ["--mask_probability", 0.5, "--masked_dropout", 0, "--learning_rate", 0, "--save_steps", 2]
-    folder = run(*EXPRESSIONS, *flags, *steps, "--config_overrides", "smoother_norm=layer_norm", name="masked")
+    folder = run(*task, *flags, *steps, "--config_overrides", "smoother_norm=layer_norm", name="masked")
     losses = [entry["eval_loss"] for entry in metrics_of(folder)["history"] if "eval_loss" in entry]
     assert len(losses) == 2
     assert len(set(losses)) == 1
     measured = ["--mask_probability", 0.5, "--model_name_or_path", folder, "--do_eval"]
-    alone = metrics_of(run(*EXPRESSIONS, *measured, "--per_device_eval_batch_size", 1, name="alone"))
+    alone = metrics_of(run(*task, *measured, "--per_device_eval_batch_size", 1, name="alone"))
     for name in ("eval_accuracy", "eval_test_accuracy", "eval_masked_loss"):
         assert alone[name] == pytest.approx(metrics_of(folder)[name]), name
 

@@ -2,7 +2,8 @@
 Time and memory of steps, measured so that they can be trusted on a noisy machine.
 
 `torch.utils.benchmark` repeats one statement in one process by one clock. Here the steps of several models take turns,
-each turn in a process of its own, by the wall and by processor time, and may fail; and memory is measured besides.
+each turn in a process of its own on processors, by the wall and by processor time, and may fail; and memory is
+measured besides.
 """
 
 import contextlib

@@ -19,6 +19,7 @@ from experiments.classification.data import TextData
 from experiments.classification.labels import MULTI, REGRESSION, SINGLE, Problem
 
 
+TFIDF, FROZEN = "TF-IDF", "frozen encoder"  # what is compared with, in reports and tables
 # The first of each is the score by which models are chosen.
 METRICS = {
     SINGLE: ("accuracy", "macro_f1", "matthews_correlation"),
@@ -84,9 +85,9 @@ def measure_baselines(
     answers = {"always the same": same}
     if with_tfidf:
         texts = {name: data.texts(name) for name in others}
-        answers["TF-IDF"] = _predict_tfidf(problem, data.texts("train"), labels, texts)
+        answers[TFIDF] = _predict_tfidf(problem, data.texts("train"), labels, texts)
     if frozen:
-        answers["frozen encoder"] = dict(frozen)
+        answers[FROZEN] = dict(frozen)
     return {
         name: {answer: measure(problem, c[name], part.labels, part.documents) for answer, c in answers.items()}
         for name, part in others.items()

@@ -2,14 +2,13 @@
 
 from dataclasses import replace
 
+from experiments.classification.metrics import FROZEN, TFIDF
 from experiments.comparisons.frontier_tables import FRONTIER, HOW_TIMED, frontier_case
 from experiments.comparisons.stages import Case, Measure, Stage, Table
 from experiments.comparisons.text_tables import GLUE, PRETRAINING
 from experiments.glue.table import MAJORITY
 
 
-TFIDF = "TF-IDF"
-FROZEN = "frozen encoder"
 # Books whose authors stand first in the names of their files.
 _LABELLED = ("--do_train", "--do_eval", "--do_predict", "--label_from_file_name", "^([^_]+)_")
 _SHORT = frontier_case(512, minutes=5.0)

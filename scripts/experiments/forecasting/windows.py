@@ -14,6 +14,7 @@ import torch
 from experiments.arguments import UserError, flag, require_at_least
 from experiments.forecasting.benchmarks import BENCHMARKS, HUB_DATASET, Benchmark
 from experiments.forecasting.series import Series, make_synthetic, read_file, read_hub
+from experiments.results import write_json
 
 
 PARTS = ("train", "validation", "test")
@@ -137,8 +138,7 @@ class Scaler:
 
     def save_pretrained(self, folder: str | Path, **kwargs: Any) -> None:
         """Write `series.json`; the name is the one by which the Trainer saves what belongs to a model."""
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        (Path(folder) / SCALER_FILE).write_text(json.dumps(vars(self), indent=2) + "\n", encoding="utf-8")
+        write_json(Path(folder) / SCALER_FILE, vars(self))
 
     @classmethod
     def from_pretrained(cls, folder: str | Path) -> "Scaler":

@@ -114,8 +114,6 @@ def load_parts(arguments: LraArguments) -> dict[str, Examples]:
     """
     task = TASKS[arguments.task_name]
     parts = _READERS[arguments.task_name](arguments)
-    if task.is_picture and any((part.lengths != task.max_length).any() for part in parts.values()):
-        raise UserError(f"{arguments.data_dir} has pictures of another size than {task.max_length} pixels.")
     longest = max(int(part.lengths.max(initial=0)) for part in parts.values())
     if not task.can_be_cut and longest > arguments.length:
         raise UserError(
@@ -126,7 +124,7 @@ def load_parts(arguments: LraArguments) -> dict[str, Examples]:
         parts = images.add_noise(parts, arguments.noise, arguments.generation_seed)
     limits = (arguments.max_train_samples, arguments.max_eval_samples, arguments.max_predict_samples)
     for name, limit in zip(PARTS, limits, strict=True):
-        part = parts[name].cut(arguments.length)
+        part = parts[name]
         if limit and limit < len(part):
             part = part.select(np.linspace(0, len(part) - 1, limit).round().astype(int).tolist())
         parts[name] = part

@@ -3,7 +3,7 @@
 import codecs
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -75,13 +75,6 @@ class Examples(torch.utils.data.Dataset):
         n = self.per_example
         rows = [self.sequence(n * int(index) + part) for index in indices for part in range(n)]
         return Examples.of_rows(rows, self.labels[list(indices)], self.source, n)
-
-    def cut(self, max_length: int) -> "Examples":
-        """Sequences of at most `max_length` values: the rest of longer ones is left out."""
-        if not len(self) or self.lengths.max() <= max_length:
-            return self
-        rows = [self.sequence(number)[:max_length] for number in range(len(self.lengths))]
-        return replace(self, values=np.concatenate(rows), lengths=np.minimum(self.lengths, max_length))
 
     def fingerprint(self) -> str:
         """A short word for all that is read of them."""

@@ -7,6 +7,7 @@ import tarfile
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -134,7 +135,7 @@ def add_noise(parts: Mapping[str, Examples], amplitude: float, seed: int) -> dic
     for number, (part, examples) in enumerate(parts.items()):
         noise = np.random.default_rng([seed, number]).uniform(-amplitude, amplitude, examples.values.shape)
         values = np.rint(examples.values + noise).clip(0, 255).astype(np.uint8)
-        noisy[part] = Examples(values, examples.lengths, examples.labels, examples.source, examples.per_example)
+        noisy[part] = replace(examples, values=values)
     return noisy
 
 

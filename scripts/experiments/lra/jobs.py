@@ -93,7 +93,7 @@ def make_job(command: Command, parts: Mapping[str, Examples]) -> Job:
         raise UserError(f"The model {name} has guessed values and has no head for labels yet; add --do_train.")
     test: dict[str, Any] = {"trainer_class": partial(CurveTrainer, splits["test"])} if training.test_curve else {}
     masked: dict[str, Any] = {
-        "trainer_class": SelfPretrainingTrainer,
+        "trainer_class": partial(SelfPretrainingTrainer, task.per_example),
         "collator": MaskedCollator(vocab_size(task) - 1, training.mask_probability or 0.0, takes_mask(model)),
         "compute_metrics": compute_masked_metrics,
     }

@@ -11,15 +11,19 @@ from transformers.trainer_utils import EvalLoopOutput
 
 from experiments.fine_tuning import FineTuningTrainer
 from experiments.lra.examples import PAD, collate
-from experiments.text.masked_lm import sum_token_losses
+from experiments.text.masked_lm import sum_token_losses, token_metrics
 from modeling_sktformer.losses import IGNORE_INDEX
 
 
 class SelfPretrainingTrainer(FineTuningTrainer):
     """A Trainer with a [`MaskedCollator`] that gathers sums over predicted tokens in place of their logits."""
 
-    def __init__(self, **kwargs: Any):
-        super().__init__(preprocess_logits_for_metrics=sum_token_losses, **kwargs)
+    def __init__(self, per_example: int, **kwargs: Any):
+        def sum_losses(logits: Any, labels: torch.Tensor) -> torch.Tensor:
+            # A row for each example and not for each of its sequences: the last batch is cut to so many.
+            return sum_token_losses(logits, labels).unflatten(0, (-1, per_example)).sum(dim=1)
+
+        super().__init__(preprocess_logits_for_metrics=sum_losses, **kwargs)
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
         """Evaluate, always with the same values masked: the best model is chosen by it."""
@@ -69,5 +73,5 @@ class MaskedCollator:
 
 def compute_metrics(prediction: EvalPrediction) -> dict[str, float]:
     """Accuracy and loss (nats) over all masked values; `score` is the accuracy."""
-    loss, right, number = np.asarray(prediction.predictions).reshape(-1, 3).sum(axis=0).tolist()
-    return {"score": right / number, "accuracy": right / number, "masked_loss": loss / number}
+    found = token_metrics(prediction)
+    return {"score": found["accuracy"], "accuracy": found["accuracy"], "masked_loss": found["loss"]}
