@@ -75,6 +75,7 @@ TABLES = {
             "Nystromformer from three.",
             "- best-gate: what goes past the attention of SKTformer-best is weighed by a gate (`use_residual_gate`).",
             "- best-relu: ReLU, the paper's, in the place of SiLU (`smoother_activation=relu`).",
+            "- best-no-fourier: without its Fourier convolution (`use_fourier_convolution=False`).",
             _FULL_ATTENTION,
         ),
     ),
