@@ -83,8 +83,8 @@ _SHORT = (
 )
 HOW_TIMED = (
     "- How many steps fit into the time is measured before, in short runs of every row, one at a time, in rounds of "
-    "all rows that are started together; the median over these counts. Evaluations do not, nor does the preparation "
-    "of a batch, the same for every row."
+    "all rows that are started together, of which the median counts. Evaluations and the preparation of a batch, the "
+    "same for every row, do not count."
 )
 _TIMED = (
     f"{HOW_TIMED} Minutes in the pictures are steps times the measured time of a step.",

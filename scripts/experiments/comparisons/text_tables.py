@@ -67,7 +67,7 @@ TABLES = {
         "What was tried: changes of the paper's model, compared", _PRETRAINING_TEXT, (_IMPROVEMENTS,)
     ),
     "improvements_long": Table(
-        "What was tried: a gate and another activation, in longer training",
+        "What was tried: a gate, another activation and no Fourier convolution, in longer training",
         _PRETRAINING_TEXT,
         (_IMPROVEMENTS_LONG,),
         (
@@ -75,6 +75,7 @@ TABLES = {
             "Nystromformer from three.",
             "- best-gate: what goes past the attention of SKTformer-best is weighed by a gate (`use_residual_gate`).",
             "- best-relu: ReLU, the paper's, in the place of SiLU (`smoother_activation=relu`).",
+            "- best-relu-gate: both of these.",
             "- best-no-fourier: without its Fourier convolution (`use_fourier_convolution=False`).",
             _FULL_ATTENTION,
         ),
