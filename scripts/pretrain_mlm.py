@@ -12,11 +12,13 @@ Pre-train a masked language model: SKTformer, or another architecture of transfo
 
 Without any argument it is the quick start of configuration/pretrain/quickstart.yaml; a command that names something,
 but no recipe, takes the paper's million steps, configuration/pretrain/base.yaml. Starting the same command again goes
-on with a run that was cut short, and --max_steps may have grown meanwhile.
+on with a run that was cut short, and --max_steps may have grown meanwhile. --do_eval alone measures a checkpoint in
+blocks as long as those it was trained on, where its folder says that and no recipe or --max_seq_length does.
 """
 
 import logging
 import math
+import sys
 from pathlib import Path
 from typing import Any, cast
 
@@ -26,10 +28,10 @@ from transformers.trainer_pt_utils import AcceleratorConfig, get_model_param_cou
 
 from experiments import models
 from experiments import training as progress
-from experiments.arguments import CONFIGURATION, Command, UserError, parse_command, run_script
+from experiments.arguments import CONFIGURATION, Command, UserError, flag_values, parse_command, run_script
 from experiments.counting import count_encoder
 from experiments.results import describe_environment
-from experiments.run_folder import check_run_folder, find_checkpoint, recorded_arguments
+from experiments.run_folder import check_run_folder, find_checkpoint, recorded_arguments, trained_length
 from experiments.text.blocks import MASKED_LM_TOKENS, Blocks, MaskedLMArguments, load_blocks, train_tokenizer_once
 from experiments.text.corpus import Corpus, CorpusArguments, load_corpus
 from experiments.text.examples import show_predictions
@@ -51,6 +53,9 @@ def main() -> None:
     set_seed(training.seed)
     progress.refuse_other_checkpoints(training, [str(training.output_dir)])
     check_stages(training, model_arguments, corpus_arguments)
+    if not (training.do_train or {"max_seq_length", "recipe"} & flag_values(sys.argv[1:]).keys()):
+        trained = trained_length(model_arguments.model_name_or_path)
+        mlm_arguments.max_seq_length = trained or mlm_arguments.max_seq_length
 
     # Everything that can be wrong with the arguments is found before the folder is touched.
     corpus = load_corpus(corpus_arguments)

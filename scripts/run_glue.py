@@ -9,10 +9,12 @@ Fine-tune a checkpoint on the tasks of GLUE, evaluate it, and write the table an
 
 Any sequence-classification architecture of one stack will do. Without --recipe it starts from
 configuration/glue/base.yaml. Every task has a folder of its name in --output_dir. Starting the same command again goes
-on with the first task that is not finished.
+on with the first task that is not finished. A checkpoint that is not trained here reads as many tokens as it was
+trained with, where its folder says that and no recipe or --max_seq_length does.
 """
 
 import logging
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ from tqdm import tqdm
 
 from experiments import training as progress
 from experiments.adapters import LoraArguments
-from experiments.arguments import CONFIGURATION, Command, UserError, parse_command, run_script
+from experiments.arguments import CONFIGURATION, Command, UserError, flag_values, parse_command, run_script
 from experiments.checkpoints import CheckpointArguments
 from experiments.fine_tuning import run_job
 from experiments.glue import jobs
@@ -28,7 +30,7 @@ from experiments.glue.table import write_glue_table
 from experiments.glue.tasks import DIAGNOSTICS, TASKS, GlueArguments, GlueTask, load_splits, load_tests
 from experiments.model_card import public_name
 from experiments.results import read_json
-from experiments.run_folder import METRICS_FILE, RUN_FILE, recorded_arguments
+from experiments.run_folder import METRICS_FILE, RUN_FILE, recorded_arguments, trained_length
 from experiments.text.classifier import checkpoint_identity
 from experiments.trials import FineTuningArguments, check_job, read_metrics
 
@@ -45,6 +47,8 @@ def main() -> None:
     if training.resume_from_checkpoint and len(glue.task_name) > 1:
         raise UserError("--resume_from_checkpoint names one task's; give one task, or leave it out for the newest.")
     progress.prepare(training, command.given)
+    if not (training.do_train or {"max_seq_length", "recipe"} & flag_values(sys.argv[1:]).keys()):
+        glue.max_seq_length = trained_length(checkpoint.model_name_or_path) or glue.max_seq_length
     run(command)
     if training.should_save:
         report(Path(training.output_dir), checkpoint, training.do_predict)

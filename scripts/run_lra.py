@@ -23,7 +23,7 @@ from experiments.lra.jobs import LraTrainingArguments, check_curve, make_job, re
 from experiments.lra.models import LraModelArguments
 from experiments.lra.report import draw_examples, write_report
 from experiments.lra.tasks import TASKS
-from experiments.run_folder import recorded_arguments, trained_length
+from experiments.run_folder import check_run_folder, recorded_arguments, trained_length
 from experiments.training import announce_run, prepare, upload_run
 from experiments.trials import check_job, plan_trials, read_metrics, trial_folders
 
@@ -57,7 +57,8 @@ def main() -> None:
     job = make_job(command, parts)
     check_job(folder, job.identity, training, command.paths())
     for planned in plan_trials(folder, training, job.identity) if training.test_curve else ():
-        check_curve(planned.folder)
+        if check_run_folder(planned.folder, planned.identity, training.overwrite) == "resumed":
+            check_curve(planned.folder)
     place = folder.resolve()
     drawn = place.with_name(f"{place.name}-examples.png")  # beside the folder, which only training may begin
     if arguments.draw_examples and training.should_save:

@@ -106,6 +106,7 @@ class BestOnEvaluation(EarlyStoppingCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         super().on_train_begin(args, state, control, **kwargs)
+        self._begins_at = state.global_step
         vars(self).update(state.stateful_callbacks[type(self).__name__]["attributes"])
         control.should_training_stop = self.early_stopping_patience_counter >= self.early_stopping_patience
         best = Path(args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{state.best_global_step}"
@@ -113,8 +114,10 @@ class BestOnEvaluation(EarlyStoppingCallback):
             state.best_model_checkpoint = str(best)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any, **kwargs: Any) -> None:  # type: ignore[override]
-        # Of the first evaluation part; the metrics of the others have other names.
-        if f"eval_{args.metric_for_best_model.removeprefix('eval_')}" in metrics:
+        # Of the first evaluation part; the metrics of the others have other names. What is measured before the first
+        # step of a run that goes on has been counted.
+        is_new = state.global_step == 0 or state.global_step > self._begins_at
+        if is_new and f"eval_{args.metric_for_best_model.removeprefix('eval_')}" in metrics:
             super().on_evaluate(args, state, control, metrics, **kwargs)
 
 

@@ -76,7 +76,7 @@ class CardFacts:
 
 def write_card(folder: str | Path, facts: CardFacts, metrics: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
     """Write `README.md` beside a checkpoint from the facts, the contents of `metrics.json` and the run's arguments."""
-    model_type, title = metrics["model_type"], str(arguments.get("hub_model_id") or Path(folder).resolve().name)
+    model_type, title = metrics["model_type"], str(arguments.get("hub_model_id") or Path(folder).absolute().name)
     data = ModelCardData(
         model_name=title,
         license=arguments.get("license", "apache-2.0"),

@@ -190,7 +190,7 @@ def find_checkpoint(folder: str | Path) -> str | None:
 
 
 def trained_length(name: str) -> int | None:
-    """The longest input that a checkpoint was fine-tuned on, where its folder says so."""
+    """The longest input that a checkpoint was trained on, where its folder says so."""
     file = Path(name) / ARGUMENTS_FILE
     recorded = load_recipe(file) if file.is_file() else {}
     return recorded.get("max_seq_length") or recorded.get("excerpt_length")

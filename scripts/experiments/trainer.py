@@ -127,6 +127,14 @@ class ExperimentTrainer(Trainer):
         self.state.compute_steps(self.args, max_steps)  # of this start, not of the one that left the checkpoint
         return found
 
+    def _finalize_training(self, *args: Any, **kwargs: Any) -> Any:
+        """Keep the newest checkpoint beside the best one: a run that is cut short while measuring trains no more."""
+        limit, self.args.save_total_limit = self.args.save_total_limit, None
+        try:
+            return super()._finalize_training(*args, **kwargs)
+        finally:
+            self.args.save_total_limit = limit
+
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
         # What the Trainer tells of an epoch does not reach a sampler whose first batches several devices skip.
         if self._lengths is not None:

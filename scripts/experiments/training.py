@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import datasets
 import torch
@@ -18,7 +18,7 @@ from accelerate.utils import broadcast_object_list
 from huggingface_hub import create_repo, upload_folder, whoami
 from transformers import PreTrainedModel, TrainingArguments
 from transformers.integrations import get_reporting_integration_callbacks
-from transformers.trainer_pt_utils import get_model_param_count
+from transformers.trainer_pt_utils import AcceleratorConfig, get_model_param_count
 from transformers.trainer_utils import HubStrategy
 
 from experiments.arguments import ROOT, Command, UserError, explained, flag, one_line, require_at_least
@@ -59,7 +59,9 @@ class RunArguments(TrainingArguments):
     """The arguments of the Trainer and what a run of this project adds."""
 
     output_dir: str | None = flag("runs/run", "Folder of the run.")
-    overwrite: bool = flag(False, "Delete another run, or this one finished, from --output_dir.")
+    overwrite: bool = flag(
+        False, "Delete another run, or this one finished, from --output_dir; leave it out to go on."
+    )
     global_batch_size: int | None = flag(None, "Sequences per step over all devices; shares and accumulation follow.")
     num_threads: int | None = flag(None, "Threads of a process, by default OMP_NUM_THREADS or a launcher's cores.")
     license: str = flag("apache-2.0", "Licence of the weights, for the model card.")
@@ -85,6 +87,10 @@ class RunArguments(TrainingArguments):
         if self.auto_find_batch_size:
             remedy = "lower --per_device_train_batch_size, which --global_batch_size leaves the batch of a step"
             raise UserError(f"--auto_find_batch_size would change the batch on the way, and so the run; {remedy}.")
+        sharing = cast(AcceleratorConfig, self.accelerator_config)
+        if sharing.split_batches or not sharing.even_batches:
+            unused = "split_batches" if sharing.split_batches else "even_batches"
+            raise UserError(f"--accelerator_config would change the batch of a step by {unused}; leave that out.")
         if self.load_best_model_at_end and self.save_strategy == "steps" and self.eval_steps != self.save_steps:
             steps = f"make --eval_steps {self.eval_steps:g} and --save_steps {self.save_steps:g} the same"
             raise UserError(f"--load_best_model_at_end takes a model that was measured and saved: {steps}.")
@@ -291,7 +297,7 @@ def upload_run(training: TrainingArguments, folder: str | Path, message: str) ->
     """Push a finished run, if --push_to_hub says so, without what names this machine; a `UserError` if that fails."""
     if not training.push_to_hub or training.process_index != 0:
         return
-    name = training.hub_model_id or Path(folder).resolve().name
+    name = training.hub_model_id or Path(folder).absolute().name
     try:
         repo = create_repo(name, private=training.hub_private_repo, exist_ok=True)
         name_in_card(folder, repo.repo_id)

@@ -1,5 +1,6 @@
 """The engine of fine-tuning on a task that it has never heard of: sequences of bytes without a tokenizer."""
 
+import dataclasses
 import json
 import logging
 import math
@@ -790,6 +791,33 @@ def test_patience_belongs_to_a_run_that_stops_early(tmp_path):
     run(tmp_path / "run", **every, early_stopping_patience=1)
     with pytest.raises(UserError, match="early_stopping_patience: 1 there, 3 here"):
         run(tmp_path / "run", **every, early_stopping_patience=3)
+
+
+def test_what_goes_on_behind_the_last_step_is_measured_alone(tmp_path, monkeypatch, steps):
+    every = {"eval_strategy": "steps", "eval_steps": 2, "save_total_limit": 1, "load_best_model_at_end": True}
+    best_first = iter((0.9, 0.5, 0.4))
+    job = make_job()
+    scored = dataclasses.replace(job, compute_metrics=lambda prediction: {"score": next(best_first)})
+    with monkeypatch.context() as context:
+        context.setattr(fine_tuning, "_evaluate", Mock(side_effect=Stopped))
+        with pytest.raises(Stopped):
+            run(tmp_path / "run", scored, **every)
+    assert len(steps) == 6
+    metrics = run(tmp_path / "run", job, **every)
+    assert len(steps) == 6
+    assert metrics["best_step"] == 2
+
+
+def test_an_evaluation_before_the_first_step_counts_once(tmp_path, monkeypatch, cut):
+    every = {"eval_strategy": "steps", "eval_steps": 2, "eval_on_start": True, "early_stopping_patience": 1}
+    # Ever better, but for the restored model's, which is what it was.
+    scores = iter((0.1, 0.2, 0.2, 0.3, 0.4, 0.5))
+    job = dataclasses.replace(make_job(), shown=(), compute_metrics=lambda prediction: {"score": next(scores)})
+    cut(3)
+    with pytest.raises(Stopped):
+        run(tmp_path / "run", job, **every)
+    monkeypatch.undo()
+    assert run(tmp_path / "run", job, **every)["best_step"] == 6
 
 
 def test_a_run_goes_on_from_the_checkpoint_that_is_named(tmp_path, monkeypatch, cut, steps):

@@ -55,6 +55,16 @@ def make_blocks(lengths):
     return Dataset.from_dict({"input_ids": rows})
 
 
+def test_a_tokenizer_need_not_make_a_mask(tokenizer, monkeypatch):
+    monkeypatch.setattr(tokenizer, "model_input_names", ["input_ids", "token_type_ids"])
+    blocks = make_blocks([8, 12, 12])
+    evaluation = mask_once(blocks, tokenizer, 0.5, seed=0)
+    for rows in (blocks, evaluation):
+        batch = MaskingCollator(tokenizer=tokenizer, mlm_probability=0.5, seed=0)(list(rows))
+        assert batch.keys() == {"input_ids", "labels"}
+        assert batch["input_ids"].shape == (3, 12)
+
+
 def test_masking_follows_the_recipe(tokenizer):
     blocks = make_blocks([128] * 200)
     batch = MaskingCollator(tokenizer=tokenizer, mlm_probability=0.15, seed=0)(list(blocks))

@@ -150,7 +150,7 @@ def test_pre_training_goes_on_at_another_length(tmp_path, recipe, monkeypatch, c
     assert "48" in caplog.text
 
 
-def test_evaluation_alone_trains_nothing(tmp_path, recipe, monkeypatch, caplog):
+def test_evaluation_alone_trains_nothing(tmp_path, recipe, text, monkeypatch, caplog):
     run(monkeypatch, "--recipe", recipe)
     without(recipe, "config_overrides")
     flags = ["--model_name_or_path", tmp_path / "run", "--output_dir", tmp_path / "evaluation", "--do_eval"]
@@ -166,6 +166,10 @@ def test_evaluation_alone_trains_nothing(tmp_path, recipe, monkeypatch, caplog):
     evaluation = metrics_of(tmp_path / "evaluation")
     assert evaluation["eval_loss"] == pytest.approx(metrics_of(tmp_path / "run")["eval_loss"], rel=1e-5)
     assert not (tmp_path / "evaluation" / "model.safetensors").exists()
+    # Without the recipe, too, in the blocks of 24 tokens that the checkpoint was trained on.
+    files = ["--train_file", text / "train.txt", "--validation_file", text / "validation.txt", "--use_cpu"]
+    run(monkeypatch, *flags[:2], "--do_eval", *files, "--output_dir", tmp_path / "as-trained")
+    assert metrics_of(tmp_path / "as-trained")["eval_loss"] == pytest.approx(evaluation["eval_loss"], rel=1e-5)
     with pytest.raises(UserError, match="FSDP prepares no model without an optimizer: evaluate a checkpoint without"):
         run(monkeypatch, *flags, "--fsdp")
     with pytest.raises(UserError, match="--do_eval alone evaluates a checkpoint"):

@@ -206,6 +206,8 @@ def test_a_curve_that_cannot_be_is_refused_before_training_goes_on(run, pictures
     monkeypatch.setattr(run_lra, "run_job", lambda *job: pytest.fail("trained"))
     with pytest.raises(UserError, match="at least in part, without --test_curve"):
         run(*pictures, "--test_curve")
+    with pytest.raises(pytest.fail.Exception, match="trained"):
+        run(*pictures, "--test_curve", "--seed", 9, "--overwrite")
 
 
 def test_a_curve_of_the_last_model_is_recorded(run, pictures):
@@ -541,7 +543,11 @@ def test_bad_arguments_are_named(run, pictures, tmp_path):
         ([*pictures, "--do_eval"], "Nothing is trained"),
         ([*pictures, "--mask_probability", "1.5"], "between 0 and 1"),
         ([*pictures, "--masked_dropout", "1"], "--masked_dropout is 1; it must be"),
-        ([*pictures, "--mask_probability", "0.5", "--test_curve"], "leave one out"),
+        ([*pictures, "--mask_probability", "0.5", "--test_curve"], "--test_curve measures labels, of which"),
+        (
+            [*pictures, "--mask_probability", "0.5", "--train_sampling_strategy", "sequential"],
+            "would hide the same values in every epoch",
+        ),
         ([*pictures, "--masked_dropout", "0.1"], "--masked_dropout is for --mask_probability"),
         ([*pictures, "--do_predict"], "--do_predict: run_lra.py measures the test and writes no predictions"),
         ([*pictures, "--num_generated", "500"], "--num_generated: nothing is made here"),

@@ -295,6 +295,8 @@ def test_what_decides_which_checkpoint_is_kept_decides_the_result(tmp_path, flag
             "measured and saved: make --eval_steps 5 and --save_steps 10 the same",
         ),
         (["--torch_compile_backend", "fastest"], "--torch_compile_backend fastest is none .* give one of .*inductor"),
+        (["--accelerator_config", '{"split_batches": true}'], "--accelerator_config would change the batch of a step"),
+        (["--accelerator_config", '{"even_batches": false}'], "--accelerator_config would change the batch of a step"),
         (["--auto_find_batch_size"], "--auto_find_batch_size .*--per_device_train_batch_size"),
         (["--fp16", "--use_cpu"], "--fp16 needs an accelerator; leave it out, or give --bf16 with --use_cpu"),
     ],
@@ -406,6 +408,9 @@ def test_a_run_is_uploaded_without_what_names_this_machine(tmp_path, monkeypatch
     upload_run(training, tmp_path / "mine", "End")
     assert not uploads
     training.push_to_hub = True
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "mine").rename(tmp_path / "elsewhere" / "moved")
+    (tmp_path / "mine").symlink_to(tmp_path / "elsewhere" / "moved")  # by the link's name, as the Trainer does
     upload_run(training, tmp_path / "mine", "End")
     assert (uploads[0]["repo_id"], uploads[0]["folder_path"]) == ("me/mine", str(tmp_path / "mine"))
     patterns = uploads[0]["ignore_patterns"]

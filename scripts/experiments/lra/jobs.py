@@ -47,6 +47,9 @@ class LraTrainingArguments(FineTuningArguments):
             raise UserError(f"--mask_probability is {self.mask_probability:g}; it must lie between 0 and 1.")
         if self.do_predict:
             raise UserError("--do_predict: run_lra.py measures the test and writes no predictions; leave it out.")
+        if self.mask_probability is not None and self.train_sampling_strategy == "sequential":
+            what = "would hide the same values in every epoch"
+            raise UserError(f"--mask_probability with --train_sampling_strategy sequential {what}; leave one out.")
         if self.mask_probability is not None and self.test_curve:
             raise UserError("--test_curve measures labels, of which --mask_probability makes no use; leave one out.")
 

@@ -59,7 +59,8 @@ class MaskingCollator(DataCollatorForLanguageModeling):
             batch = dict(super().torch_call(examples))
             if not bool((batch["labels"] != IGNORE_INDEX).any()):
                 self._mask_one(batch)
-        if bool(batch["attention_mask"].all()):
+        mask = batch.get("attention_mask")  # which some architectures' tokenizers do not make
+        if mask is not None and bool(mask.all()):
             del batch["attention_mask"]
         return batch
 

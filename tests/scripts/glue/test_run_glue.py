@@ -239,6 +239,14 @@ def test_any_architecture(tmp_path, recipe, monkeypatch, model_type, inputs):
         assert read_metrics(tmp_path / "evaluation" / "rte")["eval_loss"] > 0
 
 
+def test_a_checkpoint_is_measured_with_as_many_tokens_as_it_was_trained_with(tmp_path, everything, tasks, monkeypatch):
+    flags = ["--model_name_or_path", everything / "rte", "--data_dir", tasks, "--task_name", "rte", "--do_eval"]
+    for typed, length in (([], 32), (["--max_seq_length", 16], 16)):
+        folder = tmp_path / str(length)
+        run(monkeypatch, *flags, *typed, "--use_cpu", "--cache_dir", tmp_path / "cache", "--output_dir", folder)
+        assert json.loads((folder / "rte" / "run.json").read_text())["decides"]["max_seq_length"] == length
+
+
 def test_accumulation_changes_no_gradient(tmp_path, recipe, monkeypatch):
     save_other_architecture("bert", tmp_path / "bert")
     histories = []
