@@ -147,7 +147,7 @@ class SKTformerConfig(PreTrainedConfig):
 
     def __post_init__(self, **kwargs):
         for option in ("is_decoder", "add_cross_attention", "is_encoder_decoder"):
-            if kwargs.get(option):
+            if kwargs.get(option, getattr(self, option, False)):
                 raise ValueError(f"SKTformer is an encoder: `{option}=True` cannot be had; leave the option out.")
         if "head_dim" in kwargs:
             raise ValueError("`head_dim` is hidden_size / num_attention_heads; choose these.")

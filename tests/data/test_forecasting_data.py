@@ -617,9 +617,9 @@ def make_gappy() -> tuple[np.ndarray, np.ndarray]:
     return values, filled
 
 
-def parts_of(values: np.ndarray) -> dict[str, Windows]:
+def parts_of(values: np.ndarray, context: int = 8, horizon: int = 4) -> dict[str, Windows]:
     borders = split_borders(len(values), None, [0.7, 0.1, 0.2])
-    return {name: Windows(values, part, 8, 4) for name, part in borders.items()}
+    return {name: Windows(values, part, context, horizon) for name, part in borders.items()}
 
 
 def test_baselines_fill_gaps_and_count_what_was_observed(monkeypatch):
@@ -650,3 +650,20 @@ def test_time_goes_on_as_it_was_of_late():
     rows["date"] = [*pd.date_range("2020-01-01 00:07", periods=100, freq="37min").astype(str), *rows["date"][100:]]
     series = make_series("s", rows, None, None, rows_are_steps=True)
     assert series.following_timestamps(1) == ["2024-01-09 08:00:00"]
+
+
+def test_a_season_that_is_cut_repeats_and_reads_no_future():
+    baselines = Baselines(parts_of(np.arange(200.0)[:, None], context=3, horizon=10), season=50, silent=True)
+    forecast = baselines.forecast(SEASONAL, np.array([3]))
+    assert forecast[0, :, 0].tolist() == [0, 1, 2, 0, 1, 2, 0, 1, 2, 0]
+
+
+def test_the_offset_of_the_linear_baseline_is_not_held_back(monkeypatch):
+    monkeypatch.setattr(baselines_module, "_PENALTIES", (1.0,))
+    values = np.random.default_rng(0).normal(3, 1, (200, 1))
+    parts = parts_of(values)
+    baselines = Baselines(parts, 1, silent=True)
+    windows = parts["train"]
+    future = torch.stack([windows[n]["future_values"] for n in range(len(windows))])
+    errors = baselines.forecast(LINEAR, windows.origins) - future
+    assert errors.mean(dim=0).abs().max() < 1e-4

@@ -16,7 +16,11 @@ from experiments.arguments import UserError
 from experiments.lra import images, texts
 from experiments.lra.data import LraArguments, load_parts
 from experiments.lra.examples import Examples, collate, part_sizes
-from experiments.lra.pretraining import MaskedCollator
+from experiments.lra.jobs import LraTrainingArguments
+from experiments.lra.pretraining import MaskedCollator, SelfPretrainingTrainer
+from experiments.trainer import ExperimentTrainer
+from modeling_sktformer import SKTformerForMaskedLM
+from support.builders import make_config
 
 
 ROWS = [np.array([3, 1, 2]), np.array([0]), np.array([255, 254]), np.array([7, 7, 7, 7])]
@@ -392,3 +396,13 @@ def test_reviews_that_choose_the_model_are_drawn_from_all_over(tmp_path):
     files = sorted(f"{n}.txt" for n in range(40))
     places = sorted(files.index(f"{text.split()[-1]}.txt") for text in held if text.startswith("neg"))
     assert places != [0, 10, 20, 30]
+
+
+def test_training_masks_anew_after_an_evaluation(tmp_path, monkeypatch):
+    collator, seen = MaskedCollator(29, 0.3), []
+    training = LraTrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to=[])
+    model = SKTformerForMaskedLM(make_config())
+    trainer = SelfPretrainingTrainer(1, model=model, args=training, data_collator=collator)
+    monkeypatch.setattr(ExperimentTrainer, "evaluation_loop", lambda self: seen.append(collator.is_training))
+    trainer.evaluation_loop()
+    assert (seen, collator.is_training) == ([False], True)

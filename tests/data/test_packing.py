@@ -419,3 +419,8 @@ def test_blocks_of_older_rules_are_not_met(tmp_path, tokenizer, monkeypatch):
     monkeypatch.setattr(packing, "FORMAT_VERSION", packing.FORMAT_VERSION + 1)
     again = prepare_blocks(make_source(make_texts(20)), tokenizer, 32, tmp_path)
     assert again.cache_files != first.cache_files
+
+
+def test_a_row_without_tokens_hides_no_end_of_a_document():
+    pieces = [([1], True), ([], False), ([2], True)]
+    assert list(pack_documents(pieces, 8, 101, 102)) == [[101, 1, 102, 2, 102]]

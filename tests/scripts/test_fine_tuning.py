@@ -851,3 +851,16 @@ def test_a_checkpoint_that_is_named_is_of_one_trial(tmp_path, monkeypatch, cut):
     monkeypatch.setattr(FineTuningTrainer, "training_step", note)
     run(tmp_path / "run", seeds=3, resume_from_checkpoint=str(tmp_path / "run" / "seed-4" / "checkpoint-2"))
     assert taken == [*((4, n) for n in range(2, 6)), *((5, n) for n in range(6))]
+
+
+def test_no_head_is_believed_to_divide_by_a_whole_step(tmp_path):
+    trainer = FineTuningTrainer(model=make_job().build_model(), args=make_arguments(tmp_path))
+    assert trainer.model_accepts_loss_kwargs is False
+
+
+def test_what_is_measured_while_training_is_the_first_evaluation_part(tmp_path):
+    splits = {"train": make_examples(8, 1), "validation": make_examples(9, 2), "test": make_examples(7, 3)}
+    job = dataclasses.replace(make_job(splits), shown=(), compute_metrics=lambda p: {"score": len(p.label_ids)})
+    metrics = run(tmp_path / "run", job, eval_strategy="steps", eval_steps=1, max_steps=1)
+    assert [entry["eval_score"] for entry in metrics["history"] if "eval_score" in entry] == [9]
+    assert (metrics["score"], metrics["eval_test_score"]) == (9, 7)

@@ -306,3 +306,13 @@ def test_what_an_encoder_gives_for_other_parts_is_finite():
     splits = {"train": make_examples(30), "test": Dataset.from_dict({"input_ids": [[29] * 8]})}
     with pytest.raises(UserError, match="not finite everywhere"):
         predict_frozen(model, splits, collate, ARGS)
+
+
+def test_labels_without_an_example_have_no_chance():
+    generator = np.random.default_rng(0)
+    labels = np.repeat([0, 2], 80)
+    features = generator.normal(size=(160, 3)) + labels[:, None] / 2
+    classifier = fit_classifier(features, labels, 3)
+    scores = features @ classifier.weight.T + classifier.bias
+    chances = np.exp(scores) / np.exp(scores).sum(axis=1, keepdims=True)
+    assert chances[:, 1].max() < 1e-3

@@ -6,6 +6,7 @@ import math
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from accelerate.data_loader import BatchSamplerShard
@@ -416,3 +417,22 @@ def test_losses_are_divided_by_the_tokens_of_a_whole_step_where_the_head_does_so
     config = AutoConfig.for_model(model_type, **sizes, **special, num_attention_heads=2, **own)
     trainer = make_trainer(tmp_path, tokenizer, AutoModelForMaskedLM.from_config(config))
     assert trainer.model_accepts_loss_kwargs is divides
+
+
+def test_workers_mask_what_one_process_would(tokenizer, monkeypatch):
+    rows = [{"input_ids": [2, *range(5, 65), 3]}]
+
+    def collate(collator, worker=None):
+        info = None if worker is None else SimpleNamespace(id=worker, num_workers=2)
+        monkeypatch.setattr(torch.utils.data, "get_worker_info", lambda: info)
+        return collator(rows)["labels"].tolist()
+
+    alone = MaskingCollator(tokenizer=tokenizer, seed=3)
+    workers = [MaskingCollator(tokenizer=tokenizer, seed=3) for _ in range(2)]
+    for number in range(6):
+        assert collate(workers[number % 2], number % 2) == collate(alone)
+
+
+def test_the_perplexity_of_a_huge_loss_is_finite():
+    sums = np.array([[3000.0, 0.0, 3.0]])
+    assert np.isfinite(token_metrics(EvalPrediction(predictions=sums, label_ids=sums))["perplexity"])

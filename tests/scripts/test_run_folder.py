@@ -384,3 +384,30 @@ def test_overwriting_knows_a_home(tmp_path, monkeypatch):
     (tmp_path / "run" / "corpus.txt").write_text("precious")
     with pytest.raises(UserError, match="would delete"):
         check_run_folder(tmp_path / "run", identity(seed=2), True, ["~/run/corpus.txt"])
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_what_was_set_aside_outlives_a_process_killed_as_it_is_put_back(tmp_path, monkeypatch, count):
+    first, other = (RunIdentity({"seed": seed}, {"max_steps": 10, "num_train_epochs": 3}) for seed in (0, 1))
+    with claim_run_folder(tmp_path, first, {}):
+        (tmp_path / "model.safetensors").write_text("weights")
+        write_json(tmp_path / "metrics.json", {"loss": 1})
+    rename = Path.rename
+    moved: list[str] = []
+
+    def move(path, target):
+        if path.parent.name == run_folder._SET_ASIDE:
+            if len(moved) == count:
+                raise KeyboardInterrupt
+            moved.append(path.name)
+        return rename(path, target)
+
+    with monkeypatch.context() as context:
+        context.setattr(Path, "rename", move)
+        context.setattr(run_folder.shutil, "rmtree", lambda *args, **kwargs: None)  # a killed process does not
+        with pytest.raises(KeyboardInterrupt), claim_run_folder(tmp_path, other, {}, overwrite=True):
+            raise UserError("found late")
+    assert folder_state(tmp_path, first) == "finished"
+    with claim_run_folder(tmp_path, first, {}) as state:
+        assert state == "finished"
+    assert (tmp_path / "model.safetensors").read_text() == "weights"

@@ -660,3 +660,21 @@ def test_a_step_s_processor_time_is_its_own(monkeypatch):
     now["cpu"] += 4.0
     timer.on_step_end(args, None, None)
     assert timer.metrics()["step_cpu_time_ms"] == 4000.0
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("name", ["loss", "eval_loss"])
+def test_a_loss_that_is_no_number_stops_a_run_wherever_it_is_measured(tmp_path, name, value):
+    trainer = ExperimentTrainer(model=nn.Linear(1, 1), args=arguments(tmp_path))
+    with pytest.raises(UserError, match=f"diverged: {name} is"):
+        trainer.log({name: value})
+
+
+def test_the_order_of_like_lengths_is_that_of_the_data_seed(tmp_path):
+    rows = Dataset.from_dict({"input_ids": [[7] * (1 + n % 7) for n in range(40)]})
+    orders = []
+    for seeds in (["--seed", "1"], ["--seed", "1", "--data_seed", "2"], ["--seed", "3", "--data_seed", "2"]):
+        training = arguments(tmp_path, "--train_sampling_strategy", "group_by_length", *seeds)
+        trainer = ExperimentTrainer(model=nn.Linear(1, 1), args=training, train_dataset=rows)
+        orders.append(list(trainer._get_train_sampler()))
+    assert orders[0] != orders[1] == orders[2]
