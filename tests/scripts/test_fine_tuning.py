@@ -864,3 +864,10 @@ def test_what_is_measured_while_training_is_the_first_evaluation_part(tmp_path):
     metrics = run(tmp_path / "run", job, eval_strategy="steps", eval_steps=1, max_steps=1)
     assert [entry["eval_score"] for entry in metrics["history"] if "eval_score" in entry] == [9]
     assert (metrics["score"], metrics["eval_test_score"]) == (9, 7)
+
+
+def test_a_run_whose_card_could_not_be_written_is_not_finished(tmp_path):
+    job = dataclasses.replace(make_job(), write_card=Mock(side_effect=Stopped))
+    with pytest.raises(Stopped):
+        run(tmp_path / "run", job)
+    assert not (tmp_path / "run" / METRICS_FILE).exists()
