@@ -11,12 +11,16 @@ NAME.md, NAME.json and pictures go to --results_dir. Started again it goes on wh
 same data share the runs that they have in common. It starts every run itself, on several GPUs with accelerate launch.
 """
 
+import glob
+import importlib
 import os
 import sys
+from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from experiments.arguments import UserError, parse_command, recipe_to_flags, run_script
+from experiments.arguments import UserError, flag_values, parse_command, recipe_to_flags, run_script
 from experiments.comparisons.execution import run_stages
 from experiments.comparisons.report import write_table
 from experiments.comparisons.stages import ComparisonArguments, Table
@@ -49,10 +53,32 @@ def main() -> None:
         raise UserError(f"The table {arguments.table} needs --{' and --'.join(lacking)}.")
     if "vocab_size" in command.given and "tokenizer_name" not in taken:
         raise UserError(f"The table {arguments.table} trains no tokenizer; leave --vocab_size out.")
+    check_files(given)
+    check_flags(table)
     check_writable(results.results_dir)
     tokenizer = train_tokenizer(table, given, arguments) if "tokenizer_name" in taken else {}
     outcomes = run_stages(table.stages, given | tokenizer, arguments)
     print(write_table(arguments.table, table, outcomes, given, arguments.seeds, Path(results.results_dir)))
+
+
+def check_files(given: Mapping[str, Any]) -> None:
+    """Raise a `UserError` for data of later stages that are not there, before hours of earlier ones."""
+    for name in ("data_dir", "test_file"):
+        value = given.get(name) or []
+        for path in [value] if isinstance(value, str) else value:
+            if not glob.glob(os.path.expanduser(path), recursive=True):
+                raise UserError(f"--{name} {path}: there is no such file or folder; check the path.")
+
+
+def check_flags(table: Table) -> None:
+    """Raise a `UserError` for a flag of all runs that the script of a later stage would refuse."""
+    given = flag_values(table.stages[0].run_flags)
+    scripts = {stage.script for stage in table.stages}
+    for script in sorted(scripts) if given and len(scripts) > 1 else ():
+        groups = importlib.import_module(script.removesuffix(".py")).ARGUMENTS
+        known = {each.name for group in groups for each in fields(group)}
+        if unknown := [name for name in given if not {name, name.removeprefix("no_")} & known]:
+            raise UserError(f"--run_flags: the table runs {script}, too, which has no --{unknown[0]}; leave it out.")
 
 
 def train_tokenizer(table: Table, given: dict[str, Any], arguments: ComparisonArguments) -> dict[str, str]:

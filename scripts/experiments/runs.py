@@ -20,8 +20,11 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from experiments.arguments import ROOT, UserError, flag_values, one_line, recipes_behind, split_words
+from experiments.arguments import CONFIGURATION, ROOT, UserError, flag_values, one_line, recipes_behind, split_words
 from experiments.run_folder import METRICS_FILE
+
+
+_PRESETS = CONFIGURATION / "models"
 
 
 @dataclass(frozen=True)
@@ -43,15 +46,19 @@ class Run:
 
     @property
     def mark(self) -> str:
-        """What the log of a finished run ends with: a digest of its arguments and of when what they name changed."""
+        """What the log of a finished run ends with: a digest of its arguments and of what they name."""
         cache = "--cache_dir"
         read = [w for before, w in pairwise(["", *self.arguments]) if cache not in (before, w.partition("=")[0])]
         words = [os.path.expanduser(word.partition("=")[2] if word.startswith("--") else word) for word in read]
         named = [p for w in words for p in ([w] if os.path.exists(w) else glob.glob(w, recursive=True))]
-        named += [base for path in named if path.endswith(".yaml") for base in recipes_behind(path)[:-1]]
+        recipes = [file for path in named if path.endswith(".yaml") for file in recipes_behind(path)]
+        named += [recipe for recipe in recipes if recipe not in named]
         # Whoever looks into the folder of a finished run touches its .lock.
         files = [file for path in map(Path, named) for file in (path, *sorted(path.rglob("[!.]*")))]
-        state = [self.arguments, [(str(file), file.stat().st_mtime_ns) for file in files if file.is_file()]]
+        state: list[Any] = [self.arguments, [(str(file), file.stat().st_mtime_ns) for file in files if file.is_file()]]
+        # Presets are named without their folder, by recipes too.
+        said = "\n".join([*words, *(Path(recipe).read_text(encoding="utf-8") for recipe in recipes)])
+        state += [preset.read_bytes() for preset in sorted(_PRESETS.glob("*.json")) if preset.stem in said]
         return hashlib.sha256(repr(state).encode()).hexdigest()[:16]
 
 

@@ -304,6 +304,25 @@ def test_time_is_spent_on_as_many_steps_as_it_holds(make, stage, tmp_path):
         make([stage])
 
 
+def test_rows_that_were_timed_for_another_table_are_named(make, stage, tmp_path):
+    stage = replace(stage, cases=(Case("half a minute", "books", minutes=0.5),), search_steps=10)
+    make([stage], "--rows", "ours")
+    timed = list((tmp_path / "out").rglob("ours-books-timed-*/metrics.json"))
+    assert len(timed) == 3
+    for path in timed:
+        os.utime(path, (1, 1))
+    text, _ = make([stage])
+    assert "\n- Timed earlier than the rest, in rounds of their own: ours-books-0.5min." in text
+    for number, path in enumerate(sorted((tmp_path / "out").rglob("*-timed-*/metrics.json"), key=_round)):
+        os.utime(path, (number, number))
+    text, _ = make([stage])
+    assert "Timed earlier" not in text
+
+
+def _round(path):
+    return int(path.parent.name.rpartition("-")[2])
+
+
 def test_one_slow_round_takes_no_steps_from_a_row(make, stage, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(script.read_text().replace("100.0 * seed", "500.0 if seed == 101 else 100.0"))
@@ -493,6 +512,9 @@ def test_nothing_is_run_for_rows_that_are_left_out(make, stage, tmp_path):
         (["--seeds", 1, 1], "--seeds 1 1: give each once"),
         (["--seeds", 1, 100], "100 is the seed that chooses"),
         (["--seeds", 100], "100 is the seed that chooses"),
+        (["--seeds", 0, -1], "--seeds 0 -1: each must lie between 0 and 4294967295"),
+        (["--run_flags=--recipe a.yaml"], "leave --recipe out; .* write its flags out"),
+        (["--run_flags=--context_length 192"], "leave --context_length out; the table says it of every column"),
         (["--search_steps", 0], "--search_steps is 0"),
         (["--data_dir", "x"], "The table test takes no --data_dir"),
         (["--learning_rate", 1], "unrecognized|--learning_rate"),
@@ -590,6 +612,38 @@ def test_what_a_later_stage_needs_is_asked_for_before_the_first(make, stage, tmp
     with pytest.raises(UserError, match="The table test needs --validation_file"):
         make([stage, replace(stage, needs=("train_file", "validation_file"))], "--train_file", tmp_path / "rows.txt")
     assert not (tmp_path / "out").exists()
+
+
+def test_data_of_later_stages_are_looked_for_before_the_first(make, stage, tmp_path):
+    later = replace(stage, data=("test_file", "data_dir"))
+    (tmp_path / "a.txt").touch()
+    for flags in (["--test_file", tmp_path / "a.txt", tmp_path / "b*.txt"], ["--data_dir", tmp_path / "b.txt"]):
+        with pytest.raises(UserError, match=rf"{flags[0]} .*b\*?\.txt: there is no such file or folder; check"):
+            make([stage, later], *flags)
+    assert not (tmp_path / "out").exists()
+    text, _ = make([stage, later], "--seeds", 0, "--test_file", tmp_path / "*.txt", "--data_dir", tmp_path)
+    assert "test file" in text
+
+
+@pytest.mark.parametrize(
+    ("flag", "refusing"),
+    [("--mlm_probability 0.3", "run_glue.py"), ("--head_learning_rate 0.1", "pretrain_mlm.py"), ("--bf16", None)],
+)
+def test_flags_of_all_runs_are_known_to_the_scripts_of_all_stages(flag, refusing):
+    arguments = ComparisonArguments(table="glue", run_flags=flag)
+    table = TABLES["glue"].with_arguments(arguments)
+    if refusing is None:
+        reproduce.check_flags(table)
+    else:
+        with pytest.raises(UserError, match=f"the table runs {refusing}, too, which has no {flag.split()[0]}; leave"):
+            reproduce.check_flags(table)
+
+
+@pytest.mark.parametrize("name", FRONTIERS)
+def test_frontiers_are_of_books_that_are_given(name, monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, "argv", ["reproduce.py", name, "--output_dir", str(tmp_path / "out")])
+    with pytest.raises(UserError, match=f"The table {name} needs --train_file"):
+        reproduce.main()
 
 
 def test_a_search_of_fewer_steps_is_not_as_long_as_all_runs(make, stage, tmp_path):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from experiments import results
+from experiments import results, runs
 from experiments.arguments import UserError
 from experiments.results import describe_environment, format_origin
 from experiments.runs import Children, Run, choose_launcher, execute_runs, read_runs
@@ -170,6 +170,27 @@ def test_recipes_behind_a_recipe_are_looked_at(make_run, tmp_path):
         execute(run)
     assert count(run) == 1
     os.utime(base, ns=(1, 1))
+    execute(run)
+    assert count(run) == 2
+
+
+@pytest.mark.parametrize("named_by", ["a flag", "a recipe"])
+def test_presets_are_looked_into(make_run, tmp_path, monkeypatch, named_by):
+    monkeypatch.setattr(runs, "_PRESETS", tmp_path / "models")
+    presets = [tmp_path / "models" / f"{name}.json" for name in ("tiny", "other")]
+    presets[0].parent.mkdir()
+    for preset in presets:
+        preset.write_text("{}")
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("config_name: tiny\n" if named_by == "a recipe" else "x: 1\n")
+    words = ["--recipe", str(recipe)] if named_by == "a recipe" else ["--config_name=tiny"]
+    run = make_run("a", *words)
+    execute(run)
+    os.utime(presets[0], ns=(1, 1))
+    presets[1].write_text('{"num_segments": 4}')
+    execute(run)
+    assert count(run) == 1
+    presets[0].write_text('{"num_segments": 4}')
     execute(run)
     assert count(run) == 2
 

@@ -188,9 +188,9 @@ TABLES = {
     ),
     "authorship_long": Table(
         "Authorship by longer excerpts",
-        "The models that [the table of authorship](authorship.md) fine-tunes on excerpts of 512 tokens, fine-tuned "
-        "further on longer ones of 4,096: 16 of a book, as much text with an eighth of the labels, 75 steps "
-        "of {3[global_batch_size]} excerpts. {data}.",
+        "The models that [the table of authorship](authorship.md) fine-tunes on excerpts of 512 tokens, pre-trained "
+        "for {minutes:g} minutes, fine-tuned further on longer ones of 4,096: 16 of a book, as much text with an "
+        "eighth of the labels, 75 steps of {3[global_batch_size]} excerpts. {data}.",
         (_BOOKS, _AUTHORSHIP_SHORT, _AUTHORSHIP, _AUTHORSHIP_LONG),
         (
             _RATE,

@@ -23,6 +23,7 @@ class Outcome:
     search: dict[str, float | None] = field(default_factory=dict)  # what chose it, by rate; None if it diverged
     search_steps: int | None = None  # after which it was chosen, if not after a recipe's passes
     step_times: list[float] = field(default_factory=list)  # milliseconds by round, where minutes are the budget
+    timed_at: list[float] = field(default_factory=list)  # when a round of these ended, in seconds since the epoch
     folders: list[Path] = field(default_factory=list)  # a checkpoint for each seed
     metrics: list[dict[str, Any]] = field(default_factory=list)  # for each seed
 
@@ -134,6 +135,7 @@ class _StageRuns:
             if "step_time_ms" not in metrics:
                 raise UserError(f"{run.folder} was cut short behind its last step, and measured no time; delete it.")
             outcomes[key].step_times.append(metrics["step_time_ms"])
+            outcomes[key].timed_at.append(run.result.stat().st_mtime)
             taken.append((key[0], _means(metrics)))
         if len({means for _, means in taken}) > 1:
             found = ", ".join(f"{name} on {means}" for name, means in dict.fromkeys(taken))

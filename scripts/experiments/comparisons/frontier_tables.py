@@ -30,6 +30,7 @@ FRONTIER = replace(
         Measure("step (ms)", "step_time_ms", format=".0f"),
         Measure("billion multiply-adds a step", "step_multiply_adds", format=",.1f", factor=1e-9),
     ),
+    needs=("train_file",),
     search_steps=200,
     rate_case=1,
     curves=(Curve(against="minutes of training"), Curve(), Curve(against="trillion multiply-adds")),

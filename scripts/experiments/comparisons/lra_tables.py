@@ -21,6 +21,7 @@ _NOTES = (
     "- FNet takes no mask: where inputs are padded, its answers depend on the batch, and training in batches of like "
     "lengths has less padding than evaluation, in the order of the examples. Nystromformer is linear where "
     "none is, and has full attention where some are.",
+    "- Times of steps are those of the trainings, beside which other runs may have gone on.",
     "- Rows marked as the paper's are reprints of its tables, on data and a split of its own.",
 )
 

@@ -164,11 +164,12 @@ def _describe_searches(stages: Sequence[Stage], outcomes: Sequence[Outcomes]) ->
         after = f" after {' or '.join(f'{number:,}' for number in steps)} steps" if steps else ""
         rates = sorted({float(rate) for outcome in searched.values() for rate in outcome.search})
         edge = [key for key, outcome in searched.items() if outcome.rate in (rates[0], rates[-1])]
+        started = " from the first checkpoint of the row" if stage is not stages[0] else ""
         names = dict.fromkeys(row if stage.rate_case is not None else f"{row} {case}".strip() for row, case in edge)
         lines.append(
             f"- Learning rates{f' of {stage.folder}' if len(searches) > 1 else ''}: for each row that says none the "
             f"one of {', '.join(f'{rate:g}' for rate in rates)} with the lowest "
-            f"evaluation loss{after}{of} under seed {SEARCH_SEED}, "
+            f"evaluation loss{after}{of} under seed {SEARCH_SEED}{started}, "
             f"which the table does not count; at the edge of these: {', '.join(names) or 'none'}."
         )
     return lines
@@ -180,10 +181,15 @@ def _describe_rounds(cells: Mapping[str, Outcome]) -> list[str]:
     if not rounds:
         return []
     apart = {cell: max(times) / min(times) - 1 for cell, times in rounds.items()}
+    # Rows of another table that were timed for it stay as they are.
+    last_begun = max(min(cells[cell].timed_at) for cell in rounds)
+    earlier = [cell for cell in rounds if max(cells[cell].timed_at) < last_begun]
+    others = [f"- Timed earlier than the rest, in rounds of their own: {', '.join(earlier)}."] if earlier else []
     widest = max(apart, key=apart.__getitem__)
     return [
         f"- Between {len(rounds[widest])} rounds the steps of one row lie {statistics.median(apart.values()):.1%} "
-        f"apart in the median over the rows, and {apart[widest]:.1%} at most ({widest})."
+        f"apart in the median over the rows, and {apart[widest]:.1%} at most ({widest}).",
+        *others,
     ]
 
 

@@ -33,7 +33,7 @@ class ComparisonArguments:
     data_dir: str | None = flag(None, "Local folder of the tasks' data.")
     test_file: list[str] | None = flag(None, "Labelled texts by which nothing is chosen.")
     seeds: list[int] = flag([0, 1, 2], "Every row is run with each.")
-    rows: list[str] | None = flag(None, "Names of the rows that are compared, by default all of the table's.")
+    rows: list[str] | None = flag(None, "Names of the rows that are compared, and alone written, by default all.")
     learning_rates: list[float] | None = flag(None, "Every row gets the best of these, by default of the table's.")
     search_steps: int | None = flag(None, "Steps that choose it, by default the table's.")
     vocab_size: int = flag(4096, "Size of the tokenizer that all pre-trainings share.")
@@ -47,6 +47,8 @@ class ComparisonArguments:
         if len({*self.seeds, SEARCH_SEED}) <= len(self.seeds):
             hint = f"give each once; {SEARCH_SEED} is the seed that chooses learning rates"
             raise UserError(f"--seeds {' '.join(map(str, self.seeds))}: {hint}.")
+        if not all(0 <= seed < 2**32 for seed in self.seeds):
+            raise UserError(f"--seeds {' '.join(map(str, self.seeds))}: each must lie between 0 and {2**32 - 1}.")
         require_at_least(1, self, "search_steps", "parallel_runs")
         if self.minutes is not None and not 0 < self.minutes < math.inf:
             raise UserError(f"--minutes is {self.minutes:g}; it must be above 0.")
@@ -213,6 +215,8 @@ class Table:
             "hub_token": "the table would show it; set the variable HF_TOKEN",
             "overwrite": "runs that are finished would be trained again; delete the folders of those that shall be",
             "run_name": "it is the row's",
+            "recipe": "the table would not say what is in it; write its flags out",
+            "context_length": "the table says it of every column",
         }
         shared = {name for case in cases for name in flag_values(case.flags) if not name.startswith("per_device")}
         refused |= dict.fromkeys(sorted(shared), "the table says it of every column")

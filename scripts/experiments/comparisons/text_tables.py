@@ -35,9 +35,9 @@ _STARTED = (PRETRAINING.measures[0], Measure("pre-training loss", "eval_loss", "
 _PRETRAINING_TEXT = (
     "Masked language modelling: steps of {0[global_batch_size]} sequences of {0[max_seq_length]} tokens, the same "
     "tokenizer, text, masks, steps and schedule for every row, every budget with a schedule of its own. Logits are "
-    f"computed where something is predicted, by every row. Loss in nats per masked token of {_EVALUATED} sequences "
-    "spread over the evaluation text. Other runs may have gone on beside those that were timed: no comparison of "
-    "speed. {data}."
+    f"computed where something is predicted, by every row. Loss in nats per masked token of at most {_EVALUATED} "
+    "sequences spread over the evaluation text. Other runs may have gone on beside those that were timed: no "
+    "comparison of speed. {data}."
 )
 _FULL_ATTENTION = "- Nystromformer has full attention, as it ships: its linear mode takes no padded batch."
 _IMPROVEMENTS = replace(PRETRAINING, runs="pretrain_improvements.txt", cases=(_SHORT,))
