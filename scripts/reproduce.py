@@ -66,7 +66,8 @@ def check_files(given: Mapping[str, Any]) -> None:
     for name in ("data_dir", "test_file"):
         value = given.get(name) or []
         for path in [value] if isinstance(value, str) else value:
-            if not glob.glob(os.path.expanduser(path), recursive=True):
+            path = os.path.expanduser(path)  # a name with brackets is no pattern where it is there
+            if not os.path.exists(path) and not glob.glob(path, recursive=True):
                 raise UserError(f"--{name} {path}: there is no such file or folder; check the path.")
 
 

@@ -617,11 +617,12 @@ def test_what_a_later_stage_needs_is_asked_for_before_the_first(make, stage, tmp
 def test_data_of_later_stages_are_looked_for_before_the_first(make, stage, tmp_path):
     later = replace(stage, data=("test_file", "data_dir"))
     (tmp_path / "a.txt").touch()
+    (tmp_path / "[1]").mkdir()
     for flags in (["--test_file", tmp_path / "a.txt", tmp_path / "b*.txt"], ["--data_dir", tmp_path / "b.txt"]):
         with pytest.raises(UserError, match=rf"{flags[0]} .*b\*?\.txt: there is no such file or folder; check"):
             make([stage, later], *flags)
     assert not (tmp_path / "out").exists()
-    text, _ = make([stage, later], "--seeds", 0, "--test_file", tmp_path / "*.txt", "--data_dir", tmp_path)
+    text, _ = make([stage, later], "--seeds", 0, "--test_file", tmp_path / "*.txt", "--data_dir", tmp_path / "[1]")
     assert "test file" in text
 
 
