@@ -49,9 +49,8 @@ def analyze(places: results.ResultsArguments) -> str:
     environment, command = results.describe_environment(), results.command_line()
     paragraphs = [
         "# Long Range Arena: all tasks",
-        "Test accuracy in percent, means over seeds; deviations, data, versions and what was cut short stand in the tables "
-        "of the tasks. "
-        "FNet's figures come to 55.16, where the paper prints 54.42.",
+        "Test accuracy in percent, means over seeds; deviations, data, versions and what was cut short stand in the "
+        "tables of the tasks. FNet's figures come to 55.16, where the paper prints 54.42.",
         "\n".join(results.format_table(["", *(task.title for task in TASKS.values()), "mean"], cells)),
         "\n".join(results.format_table(["", "length", "test examples", "seeds", "table"], facts)),
         results.format_origin([environment], command),
