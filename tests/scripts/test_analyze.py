@@ -100,7 +100,7 @@ def test_what_cannot_be_lengthened_is_refused(tmp_path, run, monkeypatch):
         run("--model_name_or_path", bert, "--factors", 1)
     for argv in ([], ["widening"]):
         monkeypatch.setattr(sys, "argv", ["analyze.py", *argv])
-        with pytest.raises(UserError, match="write lengthening or incoherence or lra first"):
+        with pytest.raises(UserError, match="write lengthening or incoherence or lra or tried first"):
             analyze.main()
 
 
@@ -143,6 +143,42 @@ def test_tables_of_tasks_are_joined(tmp_path, monkeypatch, capsys):
     assert "| SKTformer | 55.00 | 55.50 | 56.00 | - | 57.00 | - |" in re.sub(" +", " ", capsys.readouterr().out)
     (tmp_path / "lra_image.json").write_text('{"columns": []}')
     with pytest.raises(UserError, match=r"lra_image.json is no table of `reproduce.py lra_image`"):
+        analyze.main()
+
+
+def test_what_was_tried_is_one_table(tmp_path, monkeypatch, capsys):
+    def write(table, **columns):
+        cells = {title.replace("_", " "): values for title, values in columns.items()}
+        of = [{"title": t, "values": v, "cells": {row: f"{t} of {row}" for row in v}} for t, v in cells.items()]
+        (tmp_path / f"{table}.json").write_text(json.dumps({"columns": of}))
+
+    losses = {"SKTformer": [5.0, 5.2], "SKTformer-best": [4.5, 4.7], "best-gate": [4.4, 4.4], "batch-norm": [5.5]}
+    write("improvements", loss=losses)
+    write("improvements_long", loss={"SKTformer-best": [3.5], "best-relu-gate": [3.4], "Nystromformer": [3.6]})
+    monkeypatch.setattr(sys, "argv", ["analyze.py", "tried", "--results_dir", str(tmp_path)])
+    with pytest.raises(UserError, match=r"improvements_books.json is not there; write it with `reproduce.py improvem"):
+        analyze.main()
+    costs = {title: {row: [1.0] for row in losses} for title in ("steps", "step (ms)", "billion multiply-adds a step")}
+    write("improvements_books", loss=losses, **costs)
+    write("improvements_books_long", loss={"SKTformer-best": [3.0]})
+    analyze.main()
+    printed = re.sub(" +", " ", capsys.readouterr().out)
+    where = "| loss of best-gate | - | loss of best-gate | - | steps of best-gate | step (ms) of best-gate |"
+    assert f"| best-gate | SKTformer-best: use_residual_gate=True {where}" in printed
+    assert "| SKTformer | the preset | loss of SKTformer |" in printed
+    assert (
+        "| best-relu-gate | SKTformer-best: smoother_activation=relu, use_residual_gate=True | - | loss of " in printed
+    )
+    assert "Nystromformer" not in printed
+    differences = json.loads((tmp_path / "tried.json").read_text())["differences"]
+    assert len(differences) == 2
+    for of in differences.values():
+        assert of["SKTformer-best"] == pytest.approx([-0.5, 0.2**0.5 / 10**0.5])
+        assert of["best-gate"] == pytest.approx([-0.2, 0])
+        assert of["batch-norm"] == pytest.approx([0.4, 0])
+    assert (tmp_path / "tried.png").stat().st_size > 1000
+    write("improvements", accuracy=losses)
+    with pytest.raises(UserError, match=r"improvements.json is no table of `reproduce.py improvements`"):
         analyze.main()
 
 

@@ -251,7 +251,7 @@ def test_searches_of_several_stages_are_told_apart(make, stage, tmp_path):
     rows = ("ours", "theirs")
     (tmp_path / "more.txt").write_text("".join(f"--run_name {row} --model_name_or_path {row}\n" for row in rows))
     text, _ = make([stage, replace(stage, folder="second", runs=str(tmp_path / "more.txt"), rate_case=0)])
-    chosen = "for each row that says none the one of 0.001, 0.01, 0.1 with the lowest evaluation loss"
+    chosen = "rows without one of their own take the one of 0.001, 0.01, 0.1 with the lowest evaluation loss"
     assert f"- Learning rates of first: {chosen} after 100 or 200 steps under seed 100" in text
     assert f"- Learning rates of second: {chosen} after 100 steps at {stage.cases[0].title} under seed 100" in text
 

@@ -80,12 +80,12 @@ _FORMS = (
 )
 _SHORT = (
     "- The time is short: rows near the unigram frequencies have hardly begun to learn; where they would end is not "
-    "said here. Nor had all left these when the rates were chosen, which then says little."
+    "said here. Some rows were still near them when the rates were chosen; for those the choice says little."
 )
 HOW_TIMED = (
-    "- How many steps fit into the time is measured before, in short runs of every row, one at a time, in rounds of "
-    "all rows that are started together, of which the median counts. Evaluations and the preparation of a batch, the "
-    "same for every row, do not count."
+    "- How many steps fit into the time is measured beforehand, in short runs of every row, one at a time, in rounds "
+    "of all rows, of which the median counts. Evaluations and the preparation of a batch, the same for every row, do "
+    "not count."
 )
 _TIMED = (
     f"{HOW_TIMED} Minutes in the pictures are steps times the measured time of a step.",
@@ -102,8 +102,8 @@ TABLES = {
             *_TIMED,
             *_FORMS,
             _SHORT,
-            "- [What to choose](../long_documents.md#what-to-choose). What was tried to move the frontier: "
-            "[at equal time](improvements_books.md), [at equal steps](improvements.md).",
+            "- [What to choose, and where ours is behind, and why](../long_documents.md#what-to-choose). [What was "
+            "tried](tried.md) to move the frontier, at equal steps, at equal time, and what it costs.",
         ),
     ),
     **{

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from experiments.comparisons.stages import Case, Curve, Measure, Stage, Table
-from experiments.lra.published import CURVE_STEPS, NOISES, PUBLISHED_TASKS, ROWS
+from experiments.lra.published import CURVE_STEPS, NOISES, PUBLISHED_TASKS, ROWS, SPREADS
 from experiments.lra.tasks import TASKS
 
 
@@ -66,13 +66,18 @@ def _whole(task: str) -> Table:
     measures = (_accuracy("accuracy (%)", rows=rows), *_costs(published))
     runs, title = ("lra", "the paper's recipe") if published else ("lra_curves", "the recipe")
     table = _table(task, title, _stage(task, "", runs, measures))
+    spreads = (f"{of[task]:.2f} ({row})" for row, of in SPREADS.items() if task in of)
     note = (
+        f"- Over the paper's five seeds its figures have standard deviations of {' and '.join(spreads)}.\n"
         f"- SKTformer-best has the paper's best values and no preset's: `configuration/lra/best/{task}.yaml`, with "
         "passes and weight decay of its own where that says so."
     )
-    # A training is cut short by a flag of all runs, which has to be seen.
-    text = f"{{0[num_train_epochs]}} pass(es) over the training part, {table.text}"
-    return replace(table, text=text, notes=(note, *table.notes) if published else table.notes)
+    return replace(_counting_passes(table), notes=(note, *table.notes) if published else table.notes)
+
+
+def _counting_passes(table: Table) -> Table:
+    """A training is cut short by a flag of all runs, which has to be seen."""
+    return replace(table, text=f"{{0[num_train_epochs]}} pass(es) over the training part, {table.text}")
 
 
 def _curves(task: str, num_steps: int, is_whole: bool = False) -> Table:
@@ -115,7 +120,8 @@ def _noise() -> Table:
 def _analysis(task: str, runs: str, title: str) -> Table:
     """The impact of r, s1 and s2, or the ablation: the paper's figure beside ours."""
     stage = _stage(task, runs, f"lra_{runs}", (_accuracy("accuracy (%)"), _SETTING, *_costs()))
-    return _table(task, title, replace(stage, learning_rates=(), drawn_by_row=2, label="accuracy (%)"))
+    stage = replace(stage, learning_rates=(), drawn_by_row=2, label="accuracy (%)")
+    return _counting_passes(_table(task, title, stage))
 
 
 def _self_pretraining(task: str) -> Table:

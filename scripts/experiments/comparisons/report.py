@@ -167,10 +167,10 @@ def _describe_searches(stages: Sequence[Stage], outcomes: Sequence[Outcomes]) ->
         started = " from the first checkpoint of the row" if stage is not stages[0] else ""
         names = dict.fromkeys(row if stage.rate_case is not None else f"{row} {case}".strip() for row, case in edge)
         lines.append(
-            f"- Learning rates{f' of {stage.folder}' if len(searches) > 1 else ''}: for each row that says none the "
-            f"one of {', '.join(f'{rate:g}' for rate in rates)} with the lowest "
+            f"- Learning rates{f' of {stage.folder}' if len(searches) > 1 else ''}: rows without one of their own "
+            f"take the one of {', '.join(f'{rate:g}' for rate in rates)} with the lowest "
             f"evaluation loss{after}{of} under seed {SEARCH_SEED}{started}, "
-            f"which the table does not count; at the edge of these: {', '.join(names) or 'none'}."
+            f"which the table does not count; chosen at the edge of these: {', '.join(names) or 'none'}."
         )
     return lines
 
@@ -215,12 +215,12 @@ def _has_seeds(outcomes: Outcomes) -> bool:
 def _plot(name: str, table: Table, columns: Sequence[Column], outcomes: Outcomes, folder: Path) -> list[str]:
     """Draw what the last stage says that is drawn; gives the links."""
     stage = table.stages[-1]
-    rows = list(stage.rows())
     if not (stage.has_mean or stage.drawn_by_row):
         return [link for case in stage.cases for link in _plot_curves(name, stage, case, outcomes, folder)]
     if stage.has_mean:
         shown = {column.title: column.values for column in columns if column.title in {c.title for c in stage.cases}}
-        scores = {row: {title: values[row] for title, values in shown.items()} for row in rows}
+        rows = dict.fromkeys(row for values in shown.values() for row in values)
+        scores = {row: {title: of[row] for title, of in shown.items() if row in of} for row in rows}
     else:
         drawn = stage.measures[: stage.drawn_by_row]
         scores = {column.title: column.values for column in columns if column.measure in drawn}

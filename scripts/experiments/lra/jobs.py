@@ -81,7 +81,7 @@ def make_job(command: Command, parts: Mapping[str, Examples]) -> Job:
     trains, masks = training.do_train, training.mask_probability is not None
     splits = {part: examples for part, examples in parts.items() if trains or part != "train"}
     is_partial = arguments.is_partial or sum(map(len, parts.values())) < 0.99 * task.count
-    is_whole = not is_partial and arguments.length == task.max_length
+    has_length = arguments.length == task.max_length
     is_padded = any((part.lengths != arguments.length).any() for part in splits.values())
 
     def build() -> Any:
@@ -122,7 +122,7 @@ def make_job(command: Command, parts: Mapping[str, Examples]) -> Job:
             "measured": _describe_choice(training),
             "max_length": arguments.length,
             "noise": arguments.noise,
-            "published": published_figures(arguments.task_name, model.config, arguments.noise, is_whole),
+            "published": published_figures(arguments.task_name, model.config, arguments.noise, has_length),
         },
         write_card=partial(write_task_card, task, masks),
         **(masked if masks else classified),

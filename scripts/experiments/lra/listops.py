@@ -244,7 +244,8 @@ def read_listops(file: str | Path) -> Examples:
     rows, labels = [], []
     try:
         with open(file, "rb") as lines:
-            for number, line in enumerate(strip_table(lines), 1):
+            rows_read = tqdm(strip_table(lines), f"Reading {Path(file).name}", unit=" rows", disable=None)
+            for number, line in enumerate(rows_read, 1):
                 columns = line.split(b"\t")
                 where = f"{file}, line {number}"
                 if number == 1:

@@ -24,6 +24,11 @@ ROWS: Mapping[str, Mapping[str, float]] = {
     PAPER: _by_task(38.30, 69.27, 83.26, 53.90, 75.82),
     PAPER_BEST: _by_task(39.15, 71.58, 83.73, 57.73, 78.20),
 }
+# Their standard deviations.
+SPREADS: Mapping[str, Mapping[str, float]] = {
+    PAPER: _by_task(0.40, 0.83, 0.45, 1.54, 0.97),
+    PAPER_BEST: _by_task(0.48, 0.95, 0.61, 1.83, 1.32),
+}
 # Of all models of the tables.
 _MODEL = {
     **{"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 128},
@@ -82,7 +87,7 @@ NOISES: Mapping[str, Mapping[float, float]] = {
 }
 
 
-def published_figures(task_name: str, config: Any, noise: float, on_all_data: bool = True) -> dict[str, Any]:
+def published_figures(task_name: str, config: Any, noise: float, has_length: bool = True) -> dict[str, Any]:
     """
     What the paper reports of a task, as shares of one; nothing but the length of one that it has not.
 
@@ -90,7 +95,7 @@ def published_figures(task_name: str, config: Any, noise: float, on_all_data: bo
         task_name (`str`): The task.
         config (`PreTrainedConfig`): Of the model that it stands beside.
         noise (`float`): Amplitude of noise on the pixels.
-        on_all_data (`bool`): Whether the model has the data of the task, at their published length.
+        has_length (`bool`): Whether the model reads inputs of the published length.
 
     Returns:
         `length`: of the longest inputs; `rows`: Table 1's of a task, or with noise Table 5's; `setting`: the accuracy
@@ -99,7 +104,7 @@ def published_figures(task_name: str, config: Any, noise: float, on_all_data: bo
     """
     rows = {name: row[task_name] for name, row in ROWS.items() if task_name in row}
     noises = {name: row[noise] for name, row in NOISES.items() if task_name == "image" and noise in row}
-    setting = None if noise or not on_all_data else _published_setting(task_name, config)
+    setting = None if noise or not has_length else _published_setting(task_name, config)
     curve = {
         which: {str(step): value / 100 for step, value in zip(CURVE_STEPS, of[task_name], strict=True)}
         for which, of in CURVES.items()

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from experiments.lra.examples import Examples
+from experiments.lra.published import SPREADS
 from experiments.lra.tasks import Task
 from experiments.model_card import CardFacts, write_card
 from experiments.plots import open_figure
@@ -34,7 +35,11 @@ def write_report(folder: Path, task: Task, metrics: Mapping[str, Any]) -> str:
     rows = [[THIS, f"{statistics.mean(values):.2f}{spread}", f"{metrics['max_length']:,}", split, source]]
     same, where = published["setting"], f"{task.max_length:,}"
     known = published["rows"] | ({SETTING: same} if same is not None else {})
-    rows += [[name, f"{100 * value:.2f}", where, "as published", "the paper's"] for name, value in known.items()]
+    spreads = {} if noise else {name: f" ± {of[metrics['job']]:.2f}" for name, of in SPREADS.items() if name in known}
+    rows += [
+        [name, f"{100 * value:.2f}{spreads.get(name, '')}", where, "as published", "the paper's"]
+        for name, value in known.items()
+    ]
     environment = metrics["environment"]
     return write_results(
         folder / "lra",
