@@ -40,7 +40,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, IntervalStrategy
 from experiments import training as progress
 from experiments.adapters import merge_adapters
 from experiments.fitted_head import fit_head
-from experiments.heads import Collator, calibrate_head, set_head_rate
+from experiments.heads import Collator, calibrate_head, set_head_rate, set_layer_rates
 from experiments.plots import plot_task_curves
 from experiments.results import describe_environment, write_json
 from experiments.run_folder import METRICS_FILE, check_run_folder, find_checkpoint
@@ -64,7 +64,7 @@ logger = logging.getLogger(__name__)
 
 
 class FineTuningTrainer(ExperimentTrainer):
-    """A Trainer that scales every architecture's loss alike, and in whose optimizer a head may have its own rate."""
+    """A Trainer that scales every architecture's loss alike, and gives head and layers rates of their own."""
 
     args: FineTuningArguments
 
@@ -75,9 +75,11 @@ class FineTuningTrainer(ExperimentTrainer):
         self.model_accepts_loss_kwargs = False
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
-        optimizer = super().create_optimizer(*args, **kwargs)
+        optimizer, model = super().create_optimizer(*args, **kwargs), self.accelerator.unwrap_model(self.model)
         if self.args.head_learning_rate is not None:
-            set_head_rate(optimizer, self.accelerator.unwrap_model(self.model), self.args.head_learning_rate)
+            set_head_rate(optimizer, model, self.args.head_learning_rate)
+        if self.args.layer_decay is not None:
+            set_layer_rates(optimizer, model, self.args.layer_decay)
         return optimizer
 
 

@@ -1,4 +1,4 @@
-"""New heads on trained encoders: where they begin, and how fast they learn."""
+"""New heads on trained encoders: where they begin, and how fast they and the layers below them learn."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel
 
-from experiments.arguments import flag, require_at_least
+from experiments.arguments import UserError, flag, require_at_least
 from experiments.training import RunArguments
 from modeling_sktformer.sequences import SequencePooling
 
@@ -25,17 +25,23 @@ class HeadArguments(RunArguments):
     """The arguments of a run, and how a new head is treated."""
 
     head_learning_rate: float | None = flag(None, "Rate of what stands behind the encoder, if it has its own.")
+    layer_decay: float | None = flag(
+        None, "Each layer learns at this share of the rate of what is above it, embeddings as a layer below the first."
+    )
     calibrate_head: bool = flag(False, "Standardise what a new head reads, by some training examples.")
     fit_head: bool = flag(False, "Compute the head from the training examples, and train nothing else.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require_at_least(0, self, "head_learning_rate")
+        if self.layer_decay is not None and not 0 < self.layer_decay <= 1:
+            raise UserError(f"--layer_decay is {self.layer_decay:g}; it must be above 0 and at most 1.")
 
     def head_identity(self) -> dict[str, Any]:
         """What these decide of a run's result, which knows of a head's treatment only where one is asked for."""
         head = {
             "head_learning_rate": self.head_learning_rate,
+            "layer_decay": self.layer_decay,
             "calibrate_head": self.calibrate_head or None,
             "fit_head": self.fit_head or None,
         }
@@ -92,3 +98,22 @@ def set_head_rate(optimizer: torch.optim.Optimizer, model: Any, rate: float) -> 
         fast = [parameter for parameter in group["params"] if parameter not in slow]
         group["params"] = [parameter for parameter in group["params"] if parameter in slow]
         optimizer.add_param_group({**group, "params": fast, "lr": rate})
+
+
+def set_layer_rates(optimizer: torch.optim.Optimizer, model: Any, decay: float) -> None:
+    """
+    Give the last layer `decay` times the rate of the head, each one below it `decay` times that of the one above, and
+    embeddings that of a layer below the first (Section 4.2 of [ELECTRA](https://arxiv.org/abs/2003.10555) has such
+    rates). What stands behind the layers learns like the head.
+    """
+    encoder = encoder_of(model)
+    layers = max((module for module in encoder.modules() if isinstance(module, nn.ModuleList)), key=len)
+    depths = {parameter: len(layers) + 1 for name, parameter in encoder.named_parameters() if "embed" in name}
+    depths |= {parameter: len(layers) - n for n, layer in enumerate(layers) for parameter in layer.parameters()}
+    for group in optimizer.param_groups[:]:
+        by_depth: dict[int, list[nn.Parameter]] = {}
+        for parameter in group["params"]:
+            by_depth.setdefault(depths.get(parameter, 0), []).append(parameter)
+        group["params"] = by_depth.pop(0, [])
+        for depth, parameters in by_depth.items():
+            optimizer.add_param_group({**group, "params": parameters, "lr": group["lr"] * decay**depth})

@@ -68,8 +68,9 @@ class FineTuningArguments(HeadArguments):
                 "--fit_head takes no step that --search or --seeds could vary; leave them out.",
             ),
             (
-                self.fit_head and (self.calibrate_head or self.head_learning_rate is not None or patience is not None),
-                "--fit_head takes no step, for which --calibrate_head, --head_learning_rate and "
+                self.fit_head
+                and (self.calibrate_head or {self.head_learning_rate, self.layer_decay, patience} != {None}),
+                "--fit_head takes no step, for which --calibrate_head, --head_learning_rate, --layer_decay and "
                 "--early_stopping_patience are; leave them out.",
             ),
             (

@@ -28,7 +28,7 @@ from experiments.fine_tuning import (
     predict,
     run_job,
 )
-from experiments.heads import calibrate_head, set_head_rate
+from experiments.heads import calibrate_head
 from experiments.results import write_json
 from experiments.run_folder import METRICS_FILE, find_checkpoint
 from experiments.trials import (
@@ -674,7 +674,7 @@ def test_a_layer_that_a_checkpoint_lends_a_head_is_scaled(tmp_path):
 
 
 def test_a_head_s_treatment_is_nothing_to_an_evaluation(tmp_path):
-    treatment = {"calibrate_head": True, "head_learning_rate": 0.1}
+    treatment = {"calibrate_head": True, "head_learning_rate": 0.1, "layer_decay": 0.5}
     assert make_arguments(tmp_path, do_train=False, **treatment).head_identity() == {}
     assert make_arguments(tmp_path, **treatment).head_identity() == treatment
 
@@ -722,7 +722,8 @@ def test_a_head_is_computed_once(tmp_path, several):
 
 
 @pytest.mark.parametrize(
-    "steps", [{"calibrate_head": True}, {"head_learning_rate": 1.0}, {"early_stopping_patience": 1}]
+    "steps",
+    [{"calibrate_head": True}, {"head_learning_rate": 1.0}, {"layer_decay": 1.0}, {"early_stopping_patience": 1}],
 )
 def test_what_is_for_steps_is_refused_where_none_is_taken(tmp_path, steps):
     with pytest.raises(UserError, match=r"--fit_head takes no step, for which --calibrate_head.*leave them out"):
@@ -743,15 +744,14 @@ def test_a_head_may_have_a_rate_of_its_own(tmp_path, cut, monkeypatch):
     assert losses(run(tmp_path / "run", **values)) == losses(whole)
 
 
-def test_a_pooler_learns_at_the_rate_of_its_head():
-    sizes: dict[str, Any] = {"hidden_size": 8, "num_hidden_layers": 1, "intermediate_size": 8, "vocab_size": 9}
-    model: Any = BertForSequenceClassification(BertConfig(num_attention_heads=1, **sizes))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.25)
-    set_head_rate(optimizer, model, 0.5)
-    rates = {weight: group["lr"] for group in optimizer.param_groups for weight in group["params"]}
-    fast = {name for name, weight in model.named_parameters() if rates[weight] == 0.5}
-    assert fast == {f"{layer}.{part}" for layer in ("bert.pooler.dense", "classifier") for part in ("weight", "bias")}
-    assert set(rates.values()) == {0.25, 0.5}
+def test_layers_that_may_learn_more_slowly_are_those_of_a_run(tmp_path):
+    whole = run(tmp_path / "whole")
+    assert losses(run(tmp_path / "same", layer_decay=1.0)) == losses(whole)
+    assert losses(run(tmp_path / "slower", layer_decay=0.1)) != losses(whole)
+    with pytest.raises(UserError, match=r"layer_decay: 0\.1 there, none here"):
+        run(tmp_path / "slower")
+    with pytest.raises(UserError, match="--layer_decay is 0; it must be above 0 and at most 1"):
+        make_arguments(tmp_path, layer_decay=0.0)
 
 
 def test_numbers_that_are_none_do_not_reach_the_metrics(tmp_path, monkeypatch):

@@ -404,6 +404,7 @@ def test_the_best_of_a_search_is_reported_and_not_their_mean(run, tmp_path):
             ["--calibrate_head", "true", "--head_learning_rate", "1"],
             "--calibrate_head and --head_learning_rate mean no",
         ),
+        (["--layer_decay", "0.5"], "--layer_decay mean nothing to a forecaster; leave them out"),
         (["--fit_head"], "--fit_head mean nothing to a forecaster; leave them out"),
         (["--label_smoothing_factor", "0.5"], "--label_smoothing_factor mean nothing to a forecaster; leave them out"),
         (["--train_sampling_strategy", "group_by_length"], "--train_sampling_strategy mean nothing to a forecaster"),

@@ -120,6 +120,38 @@ _POOLING = replace(
     has_mean=False,
     drawn_by_row=1,
 )
+# What a recipe of fine-tuning should have: one thing of the default changed at a time.
+_RECIPES = replace(
+    _AUTHORSHIP_SHORT,
+    folder="fine-tuning/books",
+    runs="fine_tuning.txt",
+    recipes=("classification/base.yaml",),
+    needs=("train_file",),
+    cases=(
+        Case("512 tokens", "512", (*_LABELLED[3:], "--excerpt_length", "512", "--max_excerpts_per_document", "20")),
+    ),
+    measures=(Measure("excerpts right (%)", "eval_accuracy", "highest", ".1f", 100),),
+    learning_rates=(),
+    drawn_by_row=1,
+)
+_RECIPES_SST2 = replace(
+    _POOLING,
+    folder="fine-tuning/sst2",
+    runs="fine_tuning.txt",
+    recipes=("classification/base.yaml",),
+    cases=(Case("SST-2", "sst2", ("--task_name", "sst2", "--max_train_samples", "4000", "--max_seq_length", "128")),),
+    learning_rates=(),
+)
+_STARTED_ONE = (
+    "SKTformer-best, pre-trained with every seed on whole books for {minutes:g} minutes in steps of 4,096 tokens, 512 "
+    "a sequence, is fine-tuned with the same seed"
+)
+_ONE_CHANGED = (
+    "- base: the recipe `configuration/classification/base.yaml`. Every other row changes what its name says and "
+    "nothing else, as `configuration/runs/fine_tuning.txt` has it; calibrated-head is `--calibrate_head` with a head "
+    "that learns at a rate of .005.",
+    "- The model of the best evaluation after a pass counts, and is measured by the same examples: that flatters all.",
+)
 _RATE = (
     "- Pre-training has the learning rate that [the frontier](frontier.md) chose for every row from three, 0.002, and "
     "no dropout."
@@ -208,6 +240,20 @@ TABLES = {
     ),
     "authorship_frozen_2048": _frozen_table(2048, _GROWN),
     "authorship_frozen": _frozen_table(4096, _GROWN),
+    "fine_tuning": Table(
+        "Recipes of fine-tuning: authors of excerpts of books",
+        _STARTED_ONE
+        + " on 20 excerpts of 512 tokens of each of these books, but for the last tenth of each, which is "
+        "attributed. {data}.",
+        (_BOOKS, _RECIPES),
+        (*_ONE_CHANGED, _RATE),
+    ),
+    "fine_tuning_sst2": Table(
+        "Recipes of fine-tuning: SST-2",
+        _STARTED_ONE + " on the first 4,000 texts of SST-2. {data}.",
+        (_BOOKS, _RECIPES_SST2),
+        (*_ONE_CHANGED, f"- {MAJORITY}: the commonest label of the training part for every text.", _RATE),
+    ),
     "pooling": Table(
         "Pooling: what a classifier reads of a sequence",
         "Models pre-trained on books with every seed, 1,500 steps of 8 sequences of 512 tokens, then fine-tuned with "

@@ -208,6 +208,7 @@ class ForecastingArguments(FineTuningArguments):
             "calibrate_head": self.calibrate_head,
             "fit_head": self.fit_head,
             "head_learning_rate": self.head_learning_rate is not None,
+            "layer_decay": self.layer_decay is not None,
             "label_smoothing_factor": self.label_smoothing_factor,
             "train_sampling_strategy": self.train_sampling_strategy == "group_by_length",
         }
