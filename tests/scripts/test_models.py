@@ -138,6 +138,10 @@ def test_modernbert_can_predict_labelled_tokens_alone(tokenizer):
     assert output.loss.isfinite()
 
 
+def test_bert_has_fused_attention(tokenizer):
+    assert build(tokenizer, model_type="bert").config._attn_implementation == "sdpa"
+
+
 def test_nystromformer_is_linear(tokenizer):
     config = build(tokenizer, length=256, model_type="nystromformer").config
     assert config.num_landmarks < config.segment_means_seq_len == 256

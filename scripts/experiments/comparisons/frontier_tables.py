@@ -73,8 +73,9 @@ def _equal_time(where: str = "", tokens: int = _TOKENS) -> str:
 
 
 _FORMS = (
-    "- Longformer's window is 512 tokens; shorter inputs are padded to it. Nystromformer has its linear form at every "
-    "length, at 128 tokens too, where full attention takes fewer multiply-adds.",
+    "- BERT has PyTorch's fused attention (SDPA). Longformer's window is 512 tokens; shorter inputs are padded to it. "
+    "Nystromformer has its linear form at every length, at 128 tokens too, where full attention takes fewer "
+    "multiply-adds.",
     "- All rows have the same width and depth. SKTformer's filters grow with the length, so that it has more "
     "parameters than the others at the greater lengths: at 4,096 tokens up to twice BERT's.",
 )
