@@ -75,10 +75,11 @@ class FineTuningTrainer(ExperimentTrainer):
         self.model_accepts_loss_kwargs = False
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
+        is_new = self.optimizer is None
         optimizer, model = super().create_optimizer(*args, **kwargs), self.accelerator.unwrap_model(self.model)
-        if self.args.head_learning_rate is not None:
+        if is_new and self.args.head_learning_rate is not None:
             set_head_rate(optimizer, model, self.args.head_learning_rate)
-        if self.args.layer_decay is not None:
+        if is_new and self.args.layer_decay is not None:
             set_layer_rates(optimizer, model, self.args.layer_decay)
         return optimizer
 

@@ -1,5 +1,6 @@
 """New heads on trained encoders: where they begin, and how fast they and the layers below them learn."""
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -18,6 +19,7 @@ from modeling_sktformer.sequences import SequencePooling
 Collator: TypeAlias = Callable[[list[Any]], dict[str, Any]]  # makes a batch of examples
 # So many of them say how the inputs of a head vary.
 _CALIBRATION_EXAMPLES = 256
+_LAYER = re.compile(r"(?:^|\.)(\d+)\.")  # the number of a layer, in the name of a parameter
 
 
 @dataclass
@@ -26,7 +28,7 @@ class HeadArguments(RunArguments):
 
     head_learning_rate: float | None = flag(None, "Rate of what stands behind the encoder, if it has its own.")
     layer_decay: float | None = flag(
-        None, "Each layer learns at this share of the rate of what is above it, embeddings as a layer below the first."
+        None, "The last layer learns at this share of --learning_rate, each lower one at this share of the one above."
     )
     calibrate_head: bool = flag(False, "Standardise what a new head reads, by some training examples.")
     fit_head: bool = flag(False, "Compute the head from the training examples, and train nothing else.")
@@ -102,14 +104,16 @@ def set_head_rate(optimizer: torch.optim.Optimizer, model: Any, rate: float) -> 
 
 def set_layer_rates(optimizer: torch.optim.Optimizer, model: Any, decay: float) -> None:
     """
-    Give the last layer `decay` times the rate of the head, each one below it `decay` times that of the one above, and
-    embeddings that of a layer below the first (Section 4.2 of [ELECTRA](https://arxiv.org/abs/2003.10555) has such
-    rates). What stands behind the layers learns like the head.
+    Give the last layer of the encoder `decay` times the rate that it has, each one below it `decay` times that of the
+    one above, and embeddings that of a layer below the first (Section 4.2 of
+    [ELECTRA](https://arxiv.org/abs/2003.10555) has such rates). Layers that share weights learn as one; what is of no
+    layer and called no embedding keeps its rate, as heads do.
     """
-    encoder = encoder_of(model)
-    layers = max((module for module in encoder.modules() if isinstance(module, nn.ModuleList)), key=len)
-    depths = {parameter: len(layers) + 1 for name, parameter in encoder.named_parameters() if "embed" in name}
-    depths |= {parameter: len(layers) - n for n, layer in enumerate(layers) for parameter in layer.parameters()}
+    named = dict(encoder_of(model).named_parameters())
+    layers = {name: int(found[1]) for name in named if (found := _LAYER.search(name))}
+    count = max(layers.values(), default=-1) + 1
+    depths = {parameter: count + 1 for name, parameter in named.items() if "embed" in name}
+    depths |= {named[name]: count - number for name, number in layers.items()}
     for group in optimizer.param_groups[:]:
         by_depth: dict[int, list[nn.Parameter]] = {}
         for parameter in group["params"]:

@@ -69,7 +69,7 @@ class FineTuningArguments(HeadArguments):
             ),
             (
                 self.fit_head
-                and (self.calibrate_head or {self.head_learning_rate, self.layer_decay, patience} != {None}),
+                and (self.calibrate_head or [self.head_learning_rate, self.layer_decay, patience] != [None] * 3),
                 "--fit_head takes no step, for which --calibrate_head, --head_learning_rate, --layer_decay and "
                 "--early_stopping_patience are; leave them out.",
             ),

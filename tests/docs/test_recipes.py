@@ -236,6 +236,33 @@ def test_the_paper_s_best_values_of_long_range_arena():
     }
 
 
+def test_a_training_of_an_analysis_that_is_cut_short_is_seen():
+    for task in LRA_TASKS:
+        for name in (f"lra_{task}", f"lra_impact_{task}", f"lra_ablation_{task}"):
+            assert TABLES[name].text.startswith("{0[num_train_epochs]} pass(es) over the training part"), name
+    assert "deviations of 1.54 (SKTformer (paper)) and 1.83 (SKTformer, best (paper))" in TABLES["lra_image"].notes[0]
+
+
+def test_every_recipe_of_fine_tuning_that_is_compared_is_another():
+    """Of checkpoints that are pre-trained without dropout; each row changes something that the others have not."""
+    first, second = TABLES["fine_tuning"].stages
+    assert second.rows() == TABLES["fine_tuning_sst2"].stages[1].rows()
+    for stage in TABLES["fine_tuning"].stages[1], TABLES["fine_tuning_sst2"].stages[1]:
+        seen = set()
+        for row, words in stage.rows().items():
+            flags = {**stage.recipe(), **flag_values(words)}
+            overrides = dict(
+                pair.split("=") for pair in (flags.pop("config_overrides", None) or "").split(",") if pair
+            )
+            pretrained = dict(pair.split("=") for pair in first.recipe()["config_overrides"].split(","))
+            pretrained["classifier_pooling"] = load_preset("sktformer-tiny-best").classifier_pooling
+            given = {name: str(value) for name, value in flags.items() if name != "run_name"}
+            changed = {name: value for name, value in overrides.items() if pretrained[name] != value}
+            assert changed == overrides, row
+            seen.add(tuple(sorted({**given, **overrides}.items())))
+        assert len(seen) == len(stage.rows())
+
+
 def test_rows_of_the_paper_s_analyses_have_its_figures():
     """Of Image, by the names of the rows; the ablation's are losses."""
     impact = {"r-8-s1-8-s2-8": 53.90, "r-1": 51.36, "r-16": 54.20, "r-32": 53.73, "r-64": 51.28, "s1-32": 54.92}

@@ -173,10 +173,13 @@ def test_what_was_tried_is_one_table(tmp_path, monkeypatch, capsys):
     differences = json.loads((tmp_path / "tried.json").read_text())["differences"]
     assert len(differences) == 2
     for of in differences.values():
-        assert of["SKTformer-best"] == pytest.approx([-0.5, 0.2**0.5 / 10**0.5])
-        assert of["best-gate"] == pytest.approx([-0.2, 0])
-        assert of["batch-norm"] == pytest.approx([0.4, 0])
+        assert of["SKTformer-best"] == pytest.approx([-0.5, 0.2])
+        assert of["best-gate"] == pytest.approx([-0.2, 0.02**0.5])
+        assert of["batch-norm"] == pytest.approx([0.4, 0.02**0.5])
     assert (tmp_path / "tried.png").stat().st_size > 1000
+    write("improvements", loss={"SKTformer": [5.0]})
+    with pytest.raises(UserError, match=r"improvements.json has no row SKTformer-best; write it again with all rows"):
+        analyze.main()
     write("improvements", accuracy=losses)
     with pytest.raises(UserError, match=r"improvements.json is no table of `reproduce.py improvements`"):
         analyze.main()

@@ -730,8 +730,9 @@ def test_what_is_for_steps_is_refused_where_none_is_taken(tmp_path, steps):
         make_arguments(tmp_path, fit_head=True, eval_strategy="epoch", save_strategy="epoch", **steps)
 
 
-def test_a_head_may_have_a_rate_of_its_own(tmp_path, cut, monkeypatch):
-    values = {"learning_rate": 0.0, "head_learning_rate": 1e-2}
+@pytest.mark.parametrize("of_layers", [{}, {"layer_decay": 0.5}], ids=["head", "head and layers"])
+def test_a_head_may_have_a_rate_of_its_own(tmp_path, cut, monkeypatch, of_layers):
+    values = {"learning_rate": 0.0, "head_learning_rate": 1e-2, **of_layers}
     whole = run(tmp_path / "whole", **values)
     run(tmp_path / "start", learning_rate=0.0)
     start, end = weights(tmp_path / "start"), weights(tmp_path / "whole")

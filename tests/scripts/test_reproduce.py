@@ -450,7 +450,7 @@ def test_rates_at_which_training_diverges_are_not_chosen(make, stage, tmp_path):
         make([stage], "--run_flags=--broken", "--learning_rates", 0.1, 10)
 
 
-def test_a_second_stage_starts_from_the_runs_of_the_first(make, stage, tmp_path):
+def test_a_second_stage_starts_from_the_runs_of_the_first(make, stage, tmp_path, monkeypatch):
     (tmp_path / "more.txt").write_text(
         "--run_name ours --model_name_or_path ours\n--run_name other --model_name_or_path ours --y 2\n"
     )
@@ -476,6 +476,13 @@ def test_a_second_stage_starts_from_the_runs_of_the_first(make, stage, tmp_path)
     assert cells(text, "most")[4:] == ["75.0", "75.0", "75.0"]
     assert "mean most (not ours)" in text
     assert (tmp_path / "results" / "test.png").exists()
+    # The picture has rows that are not run, too.
+    drawn: list[tuple] = []
+    with monkeypatch.context() as context:
+        context.setattr(report, "plot_task_scores", lambda *args: drawn.append(args))
+        make([replace(stage, cases=stage.cases[:1]), second], "--seeds", 0, 2, "--data_dir", tmp_path)
+    assert list(drawn[0][0]) == ["ours", "other", "most"]
+    assert drawn[0][0]["most"] == {"One": 75.0, "Two": 75.0}
     (tmp_path / "more.txt").write_text("--run_name ours --model_name_or_path nobody\n")
     with pytest.raises(UserError, match="every --model_name_or_path must be one of ours, theirs"):
         make([stage, second])

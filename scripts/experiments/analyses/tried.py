@@ -1,5 +1,6 @@
 """What was tried of the model, in one table: every change with its loss at equal steps and at equal time, and cost."""
 
+import math
 import statistics
 from collections.abc import Mapping
 from pathlib import Path
@@ -34,10 +35,18 @@ def analyze(places: results.ResultsArguments) -> str:
     """
     folder = Path(places.results_dir)
     columns = {title: _read_column(folder, *source) for title, source in _COLUMNS.items()}
+    for title in (_STEPS, _MINUTES):
+        if missing := {_PAPER, _BEST} - columns[title]["values"].keys():
+            file = folder / f"{_COLUMNS[title][0]}.json"
+            raise UserError(f"{file} has no row {', '.join(sorted(missing))}; write it again with all rows.")
     changes = _changes()
     cells = [
-        [row, change, *(columns[title]["cells"].get(row, "-") for title in _COLUMNS)]
-        for row, change in changes.items()
+        [
+            row,
+            f"{base}: {change}" if change else "the preset",
+            *(columns[title]["cells"].get(row, "-") for title in _COLUMNS),
+        ]
+        for row, (base, change) in changes.items()
     ]
     differences = {title: _differences(columns[title]["values"], changes) for title in (_STEPS, _MINUTES)}
     _plot(differences, folder / "tried.png")
@@ -46,11 +55,12 @@ def analyze(places: results.ResultsArguments) -> str:
     paragraphs = [
         "# What was tried of the model",
         "Masked-LM loss in nats, mean and standard deviation over seeds: at equal steps, and at equal time on books. "
-        f"What was held equal, and the data, stand in the tables that this one joins: {links}. Steps and their times "
-        "are those of equal time.",
+        f"What was held equal, and the data, stand in the tables that this one joins: {links}. Steps, their times and "
+        "multiply-adds are those of the 3 minutes.",
         "\n".join(results.format_table(["", "changed", *_COLUMNS], cells)),
-        f"{_PAPER} is the paper's model with layer norm in its stem, {_BEST} has what its "
-        "[presets](../presets.md) change. The picture has the difference from what a row changes: below 0 is better.",
+        f"{_PAPER} is the paper's model with layer norm in its stem, {_BEST} is with the two changes of [those "
+        "presets](../presets.md). The picture has the difference from what a row changes, with the standard deviation "
+        "of that: below 0 is better.",
         "![Differences of the loss](tried.png)",
         results.format_origin([environment], command),
     ]
@@ -69,26 +79,27 @@ def _read_column(folder: Path, table: str, title: str) -> Mapping[str, Any]:
         raise UserError(f"{file} is no table of `reproduce.py {table}` ({error!r}); remove it.") from error
 
 
-def _changes() -> dict[str, str]:
-    """What each row changes, as its flag says it."""
+def _changes() -> dict[str, tuple[str, str]]:
+    """Of each row the one that it changes and how, as its flag says it; of the paper's model itself."""
     found = {}
     for name in ("pretrain_improvements.txt", "pretrain_improvements_long.txt"):
         for row, words in read_runs(CONFIGURATION / "runs" / name).items():
             flags = flag_values(words)
             if "model_type" not in flags:
-                of = _BEST if "config_name" in flags else _PAPER
                 overrides = str(flags.get("config_overrides") or "").replace(",", ", ")
-                found[row] = f"{of}: {overrides}" if overrides else "the preset"
+                found[row] = (_BEST if "config_name" in flags and overrides else _PAPER, overrides)
     return found
 
 
-def _differences(values: Mapping[str, list[float]], changes: Mapping[str, str]) -> dict[str, tuple[float, float]]:
-    """By how much the mean of each row lies above that of what it changes, and its standard deviation over seeds."""
+def _differences(
+    values: Mapping[str, list[float]], changes: Mapping[str, tuple[str, str]]
+) -> dict[str, tuple[float, float]]:
+    """By how much the mean of each row lies above that of what it changes, and the standard deviation of that."""
     found = {}
     for row in (row for row in changes if row in values and row != _PAPER):
-        base = values[_BEST if changes[row].startswith(f"{_BEST}:") else _PAPER]
-        spread = statistics.stdev(values[row]) if len(values[row]) > 1 else 0.0
-        found[row] = (statistics.mean(values[row]) - statistics.mean(base), spread)
+        pair = values[row], values[changes[row][0]]
+        spread = math.hypot(*(statistics.stdev(of_row) if len(of_row) > 1 else 0.0 for of_row in pair))
+        found[row] = (statistics.mean(pair[0]) - statistics.mean(pair[1]), spread)
     return found
 
 

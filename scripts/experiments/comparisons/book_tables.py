@@ -107,7 +107,8 @@ _POOLING_STARTS = replace(
     cases=(replace(_BOOKS.cases[0], flags=(*_BOOKS.cases[0].flags, *_EVALUATED), minutes=None, max_steps=1500),),
     measures=_BOOKS.measures[:2],
 )
-_FEW_TEXTS = tuple("--task_name sst2 --max_train_samples 4000 --global_batch_size 32 --save_strategy no".split())
+_SST2 = ("--task_name", "sst2", "--max_train_samples", "4000")
+_FEW_TEXTS = (*_SST2, "--global_batch_size", "32", "--save_strategy", "no")
 _POOLING = replace(
     GLUE,
     folder="pooling/fine-tuning",
@@ -121,15 +122,16 @@ _POOLING = replace(
     drawn_by_row=1,
 )
 # What a recipe of fine-tuning should have: one thing of the default changed at a time.
+_FEW_EXCERPTS = ("--excerpt_length", "512", "--max_excerpts_per_document", "20")
+_BATCH = ("--global_batch_size", "16")
 _RECIPES = replace(
     _AUTHORSHIP_SHORT,
     folder="fine-tuning/books",
     runs="fine_tuning.txt",
     recipes=("classification/base.yaml",),
     needs=("train_file",),
-    cases=(
-        Case("512 tokens", "512", (*_LABELLED[3:], "--excerpt_length", "512", "--max_excerpts_per_document", "20")),
-    ),
+    data=("train_file", "cache_dir"),
+    cases=(Case("512 tokens", "512", (*_LABELLED[3:], *_FEW_EXCERPTS, *_BATCH)),),
     measures=(Measure("excerpts right (%)", "eval_accuracy", "highest", ".1f", 100),),
     learning_rates=(),
     drawn_by_row=1,
@@ -139,7 +141,7 @@ _RECIPES_SST2 = replace(
     folder="fine-tuning/sst2",
     runs="fine_tuning.txt",
     recipes=("classification/base.yaml",),
-    cases=(Case("SST-2", "sst2", ("--task_name", "sst2", "--max_train_samples", "4000", "--max_seq_length", "128")),),
+    cases=(Case("SST-2", "sst2", (*_SST2, "--max_seq_length", "128", *_BATCH)),),
     learning_rates=(),
 )
 _STARTED_ONE = (
@@ -149,7 +151,8 @@ _STARTED_ONE = (
 _ONE_CHANGED = (
     "- base: the recipe `configuration/classification/base.yaml`. Every other row changes what its name says and "
     "nothing else, as `configuration/runs/fine_tuning.txt` has it; calibrated-head is `--calibrate_head` with a head "
-    "that learns at a rate of .005.",
+    "that learns at a rate of .005. Checkpoints have no dropout, as their pre-training, and so have all rows but "
+    "those of that name; presets have 0.1.",
     "- The model of the best evaluation after a pass counts, and is measured by the same examples: that flatters all.",
 )
 _RATE = (

@@ -67,12 +67,12 @@ def _whole(task: str) -> Table:
     runs, title = ("lra", "the paper's recipe") if published else ("lra_curves", "the recipe")
     table = _table(task, title, _stage(task, "", runs, measures))
     spreads = (f"{of[task]:.2f} ({row})" for row, of in SPREADS.items() if task in of)
-    note = (
-        f"- Over the paper's five seeds its figures have standard deviations of {' and '.join(spreads)}.\n"
+    notes = (
+        f"- Over the paper's five seeds its figures have standard deviations of {' and '.join(spreads)}.",
         f"- SKTformer-best has the paper's best values and no preset's: `configuration/lra/best/{task}.yaml`, with "
-        "passes and weight decay of its own where that says so."
+        "passes and weight decay of its own where that says so.",
     )
-    return replace(_counting_passes(table), notes=(note, *table.notes) if published else table.notes)
+    return replace(_counting_passes(table), notes=(*notes, *table.notes) if published else table.notes)
 
 
 def _counting_passes(table: Table) -> Table:
