@@ -105,9 +105,9 @@ def set_head_rate(optimizer: torch.optim.Optimizer, model: Any, rate: float) -> 
 def set_layer_rates(optimizer: torch.optim.Optimizer, model: Any, decay: float) -> None:
     """
     Give the last layer of the encoder `decay` times the rate that it has, each one below it `decay` times that of the
-    one above, and embeddings that of a layer below the first (Section 4.2 of
-    [ELECTRA](https://arxiv.org/abs/2003.10555) has such rates). Layers that share weights learn as one; what is of no
-    layer and called no embedding keeps its rate, as heads do.
+    one above, and embeddings that of a layer below the first: discriminative fine-tuning, Section 3.2 of
+    [ULMFiT](https://arxiv.org/abs/1801.06146). Layers that share weights learn as one; what is of no layer and called
+    no embedding keeps its rate, as heads do.
     """
     named = dict(encoder_of(model).named_parameters())
     layers = {name: int(found[1]) for name in named if (found := _LAYER.search(name))}
