@@ -350,9 +350,10 @@ def test_two_processes_share_the_batch_of_a_recipe(tmp_path):
     """A recipe says how many sequences one device reads, which all of them together are then given."""
     (tmp_path / "recipe.yaml").write_text(json.dumps(FLAGS | {"global_batch_size": 16}))
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone"]
-    flags = ["--recipe", tmp_path / "recipe.yaml", "--use_cpu", "--output_dir", tmp_path / "run", *EXPRESSIONS]
+    task = [*map(str, EXPRESSIONS), "--num_generated", "750", "--cache_dir", str(tmp_path / "data")]
+    flags = ["--recipe", tmp_path / "recipe.yaml", "--use_cpu", "--output_dir", tmp_path / "run", *task]
     result = subprocess.run(
-        [*launcher, str(Path(run_lra.__file__)), *map(str, flags), "--cache_dir", str(tmp_path / "data")],
+        [*launcher, str(Path(run_lra.__file__)), *map(str, flags)],
         capture_output=True,
         text=True,
         check=False,
@@ -361,16 +362,15 @@ def test_two_processes_share_the_batch_of_a_recipe(tmp_path):
     assert result.returncode == 0, result.stderr[-3000:]
     metrics = metrics_of(tmp_path / "run")
     assert metrics["global_batch_size"] == 16
-    # Three examples, of which two processes read two each: none counts twice, which would show in between.
+    # Two processes read eight of 15 examples each: none counts twice, which would show between 0 and 1.
+    assert metrics["eval_test_samples"] == 15
     assert 0 < metrics["eval_test_accuracy"] < 1
-    assert metrics["eval_test_samples"] == 3
     model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "run").eval()
-    arguments = [*map(str, EXPRESSIONS), "--cache_dir", str(tmp_path / "data")]
-    test = load_parts(parse_command(run_lra.ARGUMENTS, argv=arguments).groups[1])["test"]
+    test = load_parts(parse_command(run_lra.ARGUMENTS, argv=task).groups[1])["test"]
     with torch.no_grad():
-        answers = model(**collate([test[n] for n in range(3)])).logits.argmax(-1).numpy()
+        answers = model(**collate([test[n] for n in range(15)])).logits.argmax(-1).numpy()
     assert (answers == test.labels).mean() == pytest.approx(metrics["eval_test_accuracy"])
-    assert max(entry["step"] for entry in metrics["history"]) == 9  # steps for 144 expressions
+    assert max(entry["step"] for entry in metrics["history"]) == 45  # steps for 720 expressions
     assert "| this model" in result.stdout
 
 
