@@ -59,6 +59,18 @@ GLUE = Stage(
     rate_case=0,
     has_mean=True,
 )
+_GLUE_STAGES = (
+    replace(PRETRAINING, runs="pretrain_glue.txt", cases=(_MEDIUM,), measures=_STARTED, learning_rates=()),
+    GLUE,
+)
+_GLUE_TEXT = (
+    "Each model is pre-trained with every seed: 1,000 steps of {0[global_batch_size]} sequences of "
+    "{0[max_seq_length]} tokens, the same tokenizer, text and schedule for all; then fine-tuned with that seed on each "
+    "task: {1[max_steps]} steps of {1[global_batch_size]} texts of at most {1[max_seq_length]} tokens, padded to the "
+    "longest of each. Models of two layers after minutes of pre-training: the table says how they compare, and not "
+    "what a trained model reaches. {data}."
+)
+_MAJORITY = "- majority: the commonest label of the training part for every text, for STS-B the mean similarity."
 
 
 TABLES = {
@@ -82,15 +94,8 @@ TABLES = {
     ),
     "glue": Table(
         "GLUE compared: small models, alike in all but the architecture",
-        "Each model is pre-trained with every seed: 1,000 steps of {0[global_batch_size]} sequences of "
-        "{0[max_seq_length]} tokens, the same tokenizer, text and schedule for all; then fine-tuned with that seed "
-        "on each task: {1[max_steps]} steps of {1[global_batch_size]} texts of at most {1[max_seq_length]} "
-        "tokens, padded to the longest of each. Models of two layers after minutes of pre-training: the table says "
-        "how they compare, and not what a trained model reaches. {data}.",
-        (
-            replace(PRETRAINING, runs="pretrain_glue.txt", cases=(_MEDIUM,), measures=_STARTED, learning_rates=()),
-            GLUE,
-        ),
+        _GLUE_TEXT,
+        _GLUE_STAGES,
         (
             *format_definitions([case.name for case in GLUE.cases]),
             "- Pre-training has for each row the learning rate that [its own comparison](pretraining.md) chose from "
@@ -100,7 +105,19 @@ TABLES = {
             "- FNet takes no mask: what it answers depends on the padding of the batch, of which there is more in "
             "evaluation, in the order of the texts, than in training, in batches of like lengths.",
             _FULL_ATTENTION,
-            "- majority: the commonest label of the training part for every text, for STS-B the mean similarity.",
+            _MAJORITY,
+        ),
+    ),
+    "glue_activation": Table(
+        "GLUE by the activation in the stem: SiLU, and the paper's ReLU",
+        _GLUE_TEXT,
+        (_GLUE_STAGES[0], replace(GLUE, runs="glue_activation.txt")),
+        (
+            *format_definitions([case.name for case in GLUE.cases]),
+            "- SKTformer-best has SiLU; best-relu is the same with ReLU (`smoother_activation=relu`). Both were "
+            "pre-trained at the rate that [the comparison](pretraining.md) chose for the former from three for 500 "
+            "steps, 0.002.",
+            _MAJORITY,
         ),
     ),
 }
