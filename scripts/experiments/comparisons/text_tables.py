@@ -65,10 +65,10 @@ _GLUE_STAGES = (
 )
 _GLUE_TEXT = (
     "Each model is pre-trained with every seed: 1,000 steps of {0[global_batch_size]} sequences of "
-    "{0[max_seq_length]} tokens, the same tokenizer, text and schedule for all; then fine-tuned with that seed on each "
-    "task: {1[max_steps]} steps of {1[global_batch_size]} texts of at most {1[max_seq_length]} tokens, padded to the "
-    "longest of each. Models of two layers after minutes of pre-training: the table says how they compare, and not "
-    "what a trained model reaches. {data}."
+    "{0[max_seq_length]} tokens, the same tokenizer, text and schedule for all; then fine-tuned with that seed on "
+    "each task: {1[max_steps]} steps of {1[global_batch_size]} texts of at most {1[max_seq_length]} tokens, padded to "
+    "the longest of each. Models of two layers after minutes of pre-training: the table says how they compare, and "
+    "not what a trained model reaches. {data}."
 )
 _MAJORITY = "- majority: the commonest label of the training part for every text, for STS-B the mean similarity."
 
