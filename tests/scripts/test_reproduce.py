@@ -57,6 +57,7 @@ OF_TEXT = (
     *FRONTIERS,
     "authorship",
     "glue",
+    "glue_activation",
 )
 
 
