@@ -330,9 +330,9 @@ def test_activations_differ_in_nothing_else_on_glue():
     rows, started = activation[1].rows(), activation[0].rows()
     assert rows.keys() == {"SKTformer-best", "best-relu"}
     assert rows["SKTformer-best"] == glue[1].rows()["SKTformer-best"]
-    assert all(flag_values(row) == {"model_name_or_path": name} for name, row in rows.items())
+    assert all(flag_values(row) == {"run_name": name, "model_name_or_path": name} for name, row in rows.items())
     ours, relu = (flag_values(started[name]) for name in ("SKTformer-best", "best-relu"))
-    assert relu == ours | {"config_overrides": "smoother_activation=relu"}
+    assert relu == ours | {"run_name": "best-relu", "config_overrides": "smoother_activation=relu"}
 
 
 @pytest.mark.parametrize("size", ["mini", "small", "base"])
