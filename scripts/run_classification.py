@@ -66,8 +66,10 @@ def main() -> None:
     folder, trains = Path(training.output_dir), training.do_train
     if texts.baseline and not trains:
         raise UserError(f"--baseline {' '.join(texts.baseline)} learns from the training texts; add --do_train.")
-    if texts.test_file and not training.do_predict:
-        logger.warning("--test_file is not read; add --do_train --do_eval --do_predict to do all three.")
+    wanted = ["train"] * trains + ["validation"] * (trains or training.do_eval) + ["test"] * training.do_predict
+    for unread in {"train", "validation", "test"}.difference(wanted):
+        if getattr(texts, f"{unread}_file"):
+            logger.warning("--%s_file is not read; add --do_train --do_eval --do_predict to do all three.", unread)
     only_predicts = not (trains or training.do_eval)
     if only_predicts:
         check_answers(folder, checkpoint, training.overwrite)
@@ -76,7 +78,6 @@ def main() -> None:
         texts.max_seq_length = trained_length(checkpoint.model_name_or_path)
     # Everything that can be wrong with the arguments is found before the folder is touched.
     tokenizer = classifier.load_text_tokenizer(checkpoint)
-    wanted = ["train"] * trains + ["validation"] * (trains or training.do_eval) + ["test"] * training.do_predict
     predicted = checkpoint_problem(checkpoint, "auto" if trains else texts.problem_type)
     # What a checkpoint cannot do is found before labels that it does not know.
     trained = None if trains else load_model(command, checkpoint, predicted, tokenizer, trains)

@@ -71,7 +71,8 @@ def main() -> None:
     check_channels(forecaster, series, training.do_train)
     if scaler is None:
         parts = split_borders(len(series.values), arguments.benchmark, arguments.split_fractions)
-        scaler = Scaler.fit(series, parts["train"].stop)
+        fractions = None if arguments.benchmark else arguments.split_fractions
+        scaler = Scaler.fit(series, parts["train"].stop, fractions)
     if training.do_predict:
         check_future(command, arguments, series)
     measures = training.do_train or training.do_eval

@@ -316,11 +316,11 @@ def run_script(main: Callable[[], None]) -> None:
     except UserError as error:
         _exit(2, f"error: {error}")
     except KeyboardInterrupt:
-        _exit(130, "interrupted; the same command goes on where it stopped.")
+        _exit(130, "interrupted; the same command goes on from what is finished.")
     except Exception as error:
         if getattr(error, "errno", None) != errno.ENOSPC and "No space left" not in str(error):
             raise
-        _exit(2, "error: the disk is full; make room, and the same command goes on where it stopped.")
+        _exit(2, "error: the disk is full; make room, and the same command goes on from what is finished.")
 
 
 def _exit(status: int, message: str) -> NoReturn:

@@ -8,6 +8,7 @@ is behind a linear classifier on texts of another kind, is shown in "Fine-Tuning
 Underperform Out-of-Distribution" (Kumar et al., 2022), where a training that begins with such a head beats both.
 """
 
+import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
@@ -27,6 +28,7 @@ from experiments.heads import Collator, HeadArguments, encoder_of
 from modeling_sktformer.modeling_sktformer import SKTformerClassificationHead, SKTformerMatchingHead
 
 
+logger = logging.getLogger(__name__)
 # Share of the identity in the covariance within labels, so that directions that hardly vary there are not believed.
 _SHRINKAGE = 0.1
 _SMALLEST_VARIANCE = 1e-6  # of a label's examples, of features of variance 1
@@ -67,6 +69,7 @@ def fit_classifier(features: np.ndarray, labels: np.ndarray, num_labels: int) ->
     if len(present) < 2:
         raise UserError("The training examples have a single label; leave out --fit_head and --baseline frozen.")
     check_finite(features)
+    logger.info("Fitting a linear classifier of %s features to %s examples.", f"{width:,}", f"{len(features):,}")
     # Fewer examples than features say nothing of what is at right angles to them all, and have no weight there.
     span = np.linalg.svd(features, full_matrices=False)[2] if len(features) < width else None
     features = features if span is None else features @ span.T
@@ -116,6 +119,7 @@ def fit_head(model: PreTrainedModel, examples: Dataset, collator: Collator, args
     labels = torch.cat([batch["labels"] for batch, _ in _outputs(model, model, examples, collator, args)])
     hook.remove()
     features = torch.cat(read)
+    read.clear()  # of which there is a copy now
     standardise = Standardised.of(features)
     standardised = standardise(features)
     classifier = fit_classifier(standardised.numpy(), labels.numpy(), num_labels)
@@ -140,11 +144,13 @@ def predict_frozen(
         UserError: if the encoder has states of fewer tokens than its inputs, or what [`fit_classifier`] raises.
     """
     encoder = encoder_of(model)
+    known = getattr(model.config, "pad_token_id", None)
+    padding = -1 if known is None else known  # where a tokenizer makes no mask, as FNet's
     features, labels = {}, []
     for name, examples in splits.items():
         pooled = []
         for batch, outputs in _outputs(model, encoder, examples, collator, args, output_hidden_states=True):
-            mask = batch.get("attention_mask", torch.ones(batch["input_ids"].shape))
+            mask = batch.get("attention_mask", batch["input_ids"] != padding)
             statistics = [mean_and_deviation(states, mask) for states in outputs.hidden_states]
             pooled.append(torch.cat([part for parts in zip(*statistics, strict=True) for part in parts], dim=1))
             if name == "train":

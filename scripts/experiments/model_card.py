@@ -86,7 +86,7 @@ def write_card(folder: str | Path, facts: CardFacts, metrics: Mapping[str, Any],
         tags=[model_type, *facts.tags],
         datasets=list(facts.datasets) or None,
         # A folder of this machine is no name that anybody could follow.
-        base_model=facts.base_model if facts.base_model and not Path(facts.base_model).exists() else None,
+        base_model=None if _is_place(facts.base_model) else facts.base_model,
         eval_results=[
             EvalResult(
                 task_type=facts.pipeline_tag,

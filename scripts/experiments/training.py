@@ -76,6 +76,12 @@ class RunArguments(TrainingArguments):
         batches = ("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps")
         require_at_least(1, self, *batches, "num_threads")
         require_at_least(0, self, "learning_rate", "weight_decay", "max_grad_norm", "warmup_steps")
+        require_at_least(0, self, "dataloader_num_workers")
+        if self.train_sampling_strategy == "batch_rebalance":
+            order = "has one order whatever the seed, which a run that is resumed begins anew"
+            raise UserError(f"--train_sampling_strategy batch_rebalance {order}; give group_by_length.")
+        if self.save_strategy == "best" and not self.metric_for_best_model:
+            raise UserError("--save_strategy best saves what a metric calls the best; add --metric_for_best_model.")
         if self.max_steps <= 0 and not 0 < self.num_train_epochs < math.inf:
             raise UserError(f"--num_train_epochs {self.num_train_epochs:g} must be a number above 0.")
         if self.prediction_loss_only or self.batch_eval_metrics or not self.eval_do_concat_batches:

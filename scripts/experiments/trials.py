@@ -7,6 +7,7 @@ A trial has a folder of its own, that of the job if it is the only one, and is f
 import copy
 import itertools
 import statistics
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 from transformers.trainer_utils import IntervalStrategy
 
 from experiments import training as progress
-from experiments.arguments import UserError, flag, require_at_least
+from experiments.arguments import UserError, flag, flag_values, require_at_least
 from experiments.heads import HeadArguments
 from experiments.results import read_json
 from experiments.run_folder import METRICS_FILE, RunIdentity, check_run_folder
@@ -26,6 +27,12 @@ SEVERAL_TRIALS = ("seeds", "search", "search_epochs", "search_learning_rates", "
 # What a trial may have of its own, and what it is called in the trial's name.
 _SHORT_NAMES = {"seed": "seed", "num_train_epochs": "epochs", "learning_rate": "rate", "global_batch_size": "batch"}
 _GRID: tuple[list[float], list[float], list[int]] = ([4, 10, 20], [5e-5, 1e-4], [16, 32])
+# Flags of one training, and those that a search has for them.
+_SEARCHED = {
+    "num_train_epochs": "--search_epochs",
+    "learning_rate": "--search_learning_rates",
+    **dict.fromkeys(("global_batch_size", "gradient_accumulation_steps"), "--search_batch_sizes"),
+}
 _WEIGHTS = "*.safetensors*"  # of one file, or of several with an index
 
 
@@ -62,6 +69,11 @@ class FineTuningArguments(HeadArguments):
             (
                 self.search and any(value <= 0 for values in grid for value in values),
                 "The values of --search_* must be more than 0.",
+            ),
+            (
+                several and (self.metric_for_best_model or "score").removeprefix("eval_") != "score",
+                f"--metric_for_best_model {self.metric_for_best_model} chooses among the evaluations of one training, "
+                "and --search and --seeds compare trainings by their score; leave it out.",
             ),
             (
                 self.fit_head and several,
@@ -112,6 +124,8 @@ def plan_trials(folder: Path, training: FineTuningArguments, decides: dict[str, 
         remedy = "add --eval_strategy, or --load_best_model_at_end false"
         raise UserError(f"--load_best_model_at_end needs evaluations while training; {remedy}.")
     if training.search:
+        if typed := [name for name in _SEARCHED if name in flag_values(sys.argv[1:])]:
+            raise UserError(f"--search tries values of its own for --{typed[0]}; give {_SEARCHED[typed[0]]} instead.")
         grid = itertools.product(training.search_epochs, training.search_learning_rates, training.search_batch_sizes)
         names = "epochs-{:g}-rate-{:g}-batch-{}"
         planned = {names.format(*of): dict(zip(_SHORT_NAMES, (seed, *of), strict=True)) for of in grid}

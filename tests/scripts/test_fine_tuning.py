@@ -7,6 +7,7 @@ import math
 import random
 import shutil
 import statistics
+import sys
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock, Mock
@@ -205,6 +206,17 @@ def test_every_other_part_is_evaluated_too(tmp_path):
     assert run(tmp_path / "evaluation", make_job(splits), do_train=False, learning_rate=1e-3, max_steps=2) is None
 
 
+@pytest.mark.parametrize(
+    ("typed", "instead"),
+    [("--learning_rate", "--search_learning_rates"), ("--gradient_accumulation_steps", "--search_batch_sizes")],
+)
+def test_what_a_search_varies_is_not_typed(tmp_path, monkeypatch, typed, instead):
+    arguments = make_arguments(tmp_path, search=True, max_steps=-1)
+    monkeypatch.setattr(sys, "argv", ["script.py", "--search", typed, "1"])
+    with pytest.raises(UserError, match=f"--search tries values of its own for {typed}; give {instead} instead"):
+        plan_trials(tmp_path, arguments, {})
+
+
 def test_the_paper_s_grid_is_the_default(tmp_path):
     trials = plan_trials(tmp_path, make_arguments(tmp_path, search=True, max_steps=-1), {})
     assert {tuple(trial.values.values())[1:] for trial in trials} == {
@@ -236,6 +248,10 @@ def test_the_paper_s_grid_is_the_default(tmp_path):
         ({"early_stopping_patience": 2}, "add --eval_strategy"),
         ({"search_epochs": [1]}, "--search_batch_sizes are for --search; add it"),
         ({"seed": 2**32 - 2, "seeds": 3}, "--seeds 3 from --seed 4294967294 on go beyond 4294967295"),
+        (
+            {"seeds": 2, "metric_for_best_model": "loss"},
+            "--metric_for_best_model loss chooses among .* of one training",
+        ),
         ({"seeds": 2, "push_to_hub": True}, "--push_to_hub pushes one model"),
         ({"prediction_loss_only": True}, "need all predictions at once"),
     ],

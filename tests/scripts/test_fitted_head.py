@@ -9,9 +9,10 @@ import pytest
 import torch
 from datasets import Dataset
 from torch import nn
-from transformers import BertConfig, BertForSequenceClassification
+from transformers import BertConfig, BertForSequenceClassification, FNetConfig, FNetForSequenceClassification
 from transformers import default_data_collator as collate
 
+from experiments import fitted_head
 from experiments.arguments import UserError
 from experiments.fitted_head import (
     LinearClassifier,
@@ -297,6 +298,31 @@ def test_a_head_s_earlier_bias_is_gone():
     got = head.output(torch.tanh(head.dense(features))).softmax(dim=-1)
     expected = (features @ torch.from_numpy(classifier.weight).T).softmax(dim=-1)
     torch.testing.assert_close(got, expected, rtol=0, atol=0.02)
+
+
+def test_padding_that_no_mask_tells_of_is_known_by_its_number(monkeypatch):
+    """As that of FNet, whose tokenizer makes no mask."""
+    sizes: dict[str, Any] = {"hidden_size": 16, "num_hidden_layers": 1, "intermediate_size": 16, "num_labels": 3}
+    fnet: Any = FNetForSequenceClassification(FNetConfig(pad_token_id=3, **sizes))
+    masks: list[torch.Tensor] = []
+
+    def pooled(states, mask):
+        masks.append(mask)
+        return mean_and_deviation(states, mask)
+
+    monkeypatch.setattr(fitted_head, "mean_and_deviation", pooled)
+
+    def padded(rows):
+        batch = collate(rows)
+        filler = torch.full((len(rows), 2), 3)
+        return batch | {"input_ids": torch.cat([batch["input_ids"].clamp(min=4), filler], dim=1)}
+
+    examples = make_examples(30)
+    predict_frozen(fnet, {"train": examples, "test": examples}, padded, ARGS)
+    assert masks
+    for mask in masks:
+        assert mask[:, :-2].all()
+        assert not mask[:, -2:].any()
 
 
 def test_what_an_encoder_gives_for_other_parts_is_finite():

@@ -6,9 +6,12 @@ from huggingface_hub import ModelCard
 from experiments.model_card import CardFacts, write_card
 
 
-@pytest.mark.parametrize(("base_model", "named"), [("bert-base-uncased", "bert-base-uncased"), ("folder", None)])
+@pytest.mark.parametrize(
+    ("base_model", "named"), [("bert-base-uncased", "bert-base-uncased"), ("folder", None), ("~/folder", None)]
+)
 def test_a_card_names_what_the_hub_asks_for(tmp_path, base_model, named, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "folder").mkdir()
     facts = CardFacts(
         script="pretrain_mlm.py",

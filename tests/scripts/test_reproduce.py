@@ -610,6 +610,12 @@ def test_a_folder_that_tables_share_is_of_one_run(search_steps):
                         assert commands.setdefault(run.folder, run.arguments) == run.arguments, run.folder
 
 
+@pytest.mark.parametrize("name", ["improvements_long", "improvements_books", "authorship"])
+def test_a_rate_that_a_table_explains_is_its_own(name):
+    with pytest.raises(UserError, match=f"The table {name} says where its one learning rate is from; leave it"):
+        TABLES[name].with_arguments(ComparisonArguments(table=name, learning_rates=[5e-4]))
+
+
 def test_a_table_without_a_choice_of_rates_takes_none(make, stage):
     for flag in ("--learning_rates", "--search_steps"):
         with pytest.raises(UserError, match="The table test searches no learning rate; leave --learning_rates and"):

@@ -110,6 +110,7 @@ def test_one_table_is_enough_for_a_model_with_its_report(run, files, caplog):
     caplog.set_level("INFO")
     folder = run("--train_file", files / "train.csv", "--test_file", files / "test.csv", epochs=8)
     assert "--test_file is not read; add" in caplog.text
+    assert "stand among those for training" not in caplog.text
     metrics = read_metrics(folder)
     assert metrics["train_samples"] + metrics["eval_samples"] == 90
     assert metrics["eval_samples"] == 9
@@ -311,12 +312,14 @@ def test_a_head_is_computed_on_an_encoder_that_stays(run, files, tmp_path, check
     assert read_metrics(further)["score"] > 0.9
 
 
-def test_several_labels_and_numbers_are_predicted(run, files, tmp_path):
+def test_several_labels_and_numbers_are_predicted(run, files, tmp_path, caplog):
     labels = [" | ".join(sorted({NAMES[n % 3], NAMES[n // 3 % 3]})) for n in range(90)]
     texts = [f"{make_text(n)} {CUES[n // 3 % 3]}" for n in range(90)]
     table = write_table(tmp_path / "several.csv", {"text": texts, "label": labels})
     flags = ["--train_file", table, "--test_file", table, "--do_train", "--do_predict"]
     folder = run(*flags, "--label_separator", "|", epochs=8)
+    assert "81 of 90 texts for test stand among those for training, too: what is measured on them says" in caplog.text
+    assert "texts for validation stand" not in caplog.text
     metrics = read_metrics(folder)
     assert metrics["score"] == metrics["eval_micro_f1"] > 0.8
     assert {"eval_macro_f1", "eval_exact_match"} <= set(metrics)
@@ -328,7 +331,10 @@ def test_several_labels_and_numbers_are_predicted(run, files, tmp_path):
     assert {name for row in rows for name in row["prediction"].split("|")} - {""} == set(NAMES)
     assert not (folder / "confusion.csv").exists()
     blank = write_table(tmp_path / "blank.csv", {"text": texts[:3], "label": [""] * 3})
-    run("--test_file", blank, "--do_predict", "--output_dir", tmp_path / "blank", model=folder)
+    unread = ["--train_file", table, "--validation_file", "nowhere.csv"]
+    run("--test_file", blank, *unread, "--do_predict", "--output_dir", tmp_path / "blank", model=folder)
+    for part in ("train", "validation"):
+        assert f"--{part}_file is not read; add" in caplog.text
     assert not (tmp_path / "blank" / "report.md").exists()  # what has no label at all is not scored
 
     table = write_table(tmp_path / "numbers.csv", {"text": texts, "label": [n % 3 + 0.5 for n in range(90)]})

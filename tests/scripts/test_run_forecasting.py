@@ -592,6 +592,37 @@ def test_a_checkpoint_in_another_scale_makes_another_evaluation(run, tmp_path):
         run(*flags, name="measured")
 
 
+def test_what_a_forecaster_was_trained_on_is_not_what_it_is_measured_by(run, tmp_path, caplog):
+    series = ["--data_file", write_series(tmp_path / "s.csv"), "--timestamp_column", "when"]
+    run(*series, "--do_train", "--max_steps", "2", "--split_fractions", "0.8", "0.1", "0.1")
+    again = [*series, "--model_name_or_path", str(tmp_path / "run" / "horizon-6"), "--model_config", "{}", "--do_eval"]
+    run(*again, name="measured")
+    for name in ("eval_samples", "eval_test_samples", "eval_test_mse"):
+        assert metrics_of(tmp_path / "measured")[name] == pytest.approx(metrics_of(tmp_path / "run")[name])
+    assert "parts may hold" not in caplog.text
+    run(*again, "--split_fractions", "0.5", "0.2", "0.3", name="other")
+    assert "was trained with --split_fractions 0.8 0.1 0.1; parts may hold what it has seen" in caplog.text
+    assert metrics_of(tmp_path / "other")["eval_test_samples"] > metrics_of(tmp_path / "run")["eval_test_samples"]
+
+
+def test_published_errors_are_of_all_channels(run, tmp_path):
+    (tmp_path / "series").mkdir()
+    write_series(tmp_path / "series" / "exchange_rate.csv", num_rows=1200)
+    flags = [
+        "--task_name",
+        "exchange",
+        "--data_dir",
+        str(tmp_path / "series"),
+        "--timestamp_column",
+        "when",
+        "--do_train",
+    ]
+    lengths = ["--context_length", "96", "--prediction_length", "96", "--max_steps", "1"]
+    for name, targets in (("all", []), ("one", ["--target_columns", "north"])):
+        run(*flags, *lengths, *targets, name=name)
+        assert bool(metrics_of(tmp_path / name, 96)["published"]) == (name == "all")
+
+
 def test_a_run_is_uploaded_again_with_its_report(run, tmp_path, monkeypatch):
     seen: list = []
     monkeypatch.setattr(

@@ -590,6 +590,8 @@ def test_a_checkpoint_of_another_task_or_length_is_refused(run, pictures):
     again = [*short, "--max_seq_length", 40, "--model_name_or_path", trained]
     with pytest.raises(UserError, match=r"num_segments of the model .* cannot be changed"):
         run(*again, "--config_overrides", "num_segments=4,hidden_dropout_prob=0.2")
+    with pytest.raises(UserError, match=r"hiden_dropout_prob"):
+        run(*again, "--config_overrides", "hiden_dropout_prob=0.2")
     folder = run(*again, "--config_overrides", "hidden_dropout_prob=0.2", name="tuned")
     assert json.loads((folder / "config.json").read_text())["hidden_dropout_prob"] == 0.2
 

@@ -180,6 +180,9 @@ def test_a_folder_with_files_is_refused(tmp_path, tokenizer):
         save_tokenizer(tokenizer, tmp_path / "other")
     with pytest.raises(UserError, match="is a file"):
         save_tokenizer(tokenizer, tmp_path / "other" / "notes.txt")
+    (tmp_path / "other" / "config.json").touch()
+    with pytest.raises(UserError, match="holds a model, which has learnt its own tokenizer; choose another one"):
+        save_tokenizer(tokenizer, tmp_path / "other", overwrite=True)
 
 
 def test_overwriting_leaves_other_files_alone(tmp_path, tokenizer):

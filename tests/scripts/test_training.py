@@ -288,6 +288,12 @@ def test_what_decides_which_checkpoint_is_kept_decides_the_result(tmp_path, flag
         (["--prediction_loss_only", "True"], "need all predictions at once"),
         (["--save_only_model"], "--save_only_model .*--save_total_limit"),
         (
+            ["--train_sampling_strategy", "batch_rebalance"],
+            "has one order whatever the seed, .*; give group_by_length",
+        ),
+        (["--save_strategy", "best"], "--save_strategy best .*; add --metric_for_best_model"),
+        (["--dataloader_num_workers=-1"], "--dataloader_num_workers is -1"),
+        (
             [
                 *("--load_best_model_at_end", "--eval_strategy", "steps", "--eval_steps", "5"),
                 *("--save_strategy", "steps", "--save_steps", "10"),

@@ -177,7 +177,19 @@ def load_texts(
     for name, limit in zip(_SPLITS, limits, strict=True):
         if name in parts:
             parts[name] = parts[name].select(spread(len(parts[name].documents), limit))
-    return TextData(problem, columns, {name: parts[name] for name in _SPLITS if name in parts}, held_out)
+    data = TextData(problem, columns, {name: parts[name] for name in _SPLITS if name in parts}, held_out)
+    _warn_of_doubles(data)
+    return data
+
+
+def _warn_of_doubles(data: TextData) -> None:
+    """Say which parts have texts that are trained on."""
+    learnt = set(data.texts("train")) if "train" in data.parts else set()
+    for name in data.parts.keys() - {"train"} if learnt else ():
+        texts = data.texts(name)
+        if count := sum(text in learnt for text in texts):
+            what = f"{count:,} of {len(texts):,} texts for {name} stand among those for training, too"
+            logger.warning("%s: what is measured on them says little of new ones.", what)
 
 
 def find_columns(

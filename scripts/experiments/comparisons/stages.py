@@ -229,8 +229,12 @@ class Table:
         elif arguments.learning_rates or arguments.search_steps:
             what = "--learning_rates and --search_steps"
             raise UserError(f"The table {arguments.table} searches no learning rate; leave {what} out.")
-        offered = max(len(arguments.learning_rates or stage.learning_rates) for stage in self.stages)
-        if arguments.search_steps and offered < 2:
+        offered = max(len(stage.learning_rates) for stage in self.stages)
+        if arguments.learning_rates and offered == 1:
+            raise UserError(
+                f"The table {arguments.table} says where its one learning rate is from; leave it as it is."
+            )
+        if arguments.search_steps and (len(arguments.learning_rates or ()) or offered) < 2:
             raise UserError("--search_steps: of one learning rate none is searched; leave it out.")
         if any(case.max_steps or case.minutes for case in cases):
             refused |= dict.fromkeys(("max_steps", "num_train_epochs"), "the table says how long its runs are")

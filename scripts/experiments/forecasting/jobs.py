@@ -1,5 +1,6 @@
 """A horizon of a series as a job of fine-tuning, and the forecast of what follows."""
 
+import logging
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,6 +22,7 @@ from experiments.forecasting.report import WINDOW_PICTURE, draw_windows, write_f
 from experiments.forecasting.series import Series
 from experiments.forecasting.windows import (
     SCALER_FILE,
+    SPLIT,
     Scaler,
     SeriesArguments,
     Windows,
@@ -34,6 +36,7 @@ from experiments.sized_models import describe_config
 from experiments.trials import best_trial, read_metrics
 
 
+logger = logging.getLogger(__name__)
 FORECAST_FILE = "forecast.csv"
 
 
@@ -46,7 +49,7 @@ def fit_to_checkpoint(
     arguments: SeriesArguments, forecaster: ForecasterArguments, trains: bool
 ) -> tuple[SeriesArguments, Scaler | None]:
     """
-    The lengths of a checkpoint, where there is one, and its columns and scale where nothing is trained.
+    The lengths of a checkpoint, where there is one, and its columns, split and scale where nothing is trained.
 
     Raises:
         UserError: if other ones are asked for.
@@ -72,10 +75,17 @@ def fit_to_checkpoint(
             f"The checkpoint {name} was made for {len(scaler.columns)} channels ({', '.join(scaler.columns)}), and "
             f"--target_columns names {len(arguments.target_columns)}."
         )
-    targets = arguments.target_columns or scaler.columns
-    return replace(
-        arguments, target_columns=targets, timestamp_column=arguments.timestamp_column or scaler.timestamp_column
-    ), scaler
+    known: dict[str, Any] = {
+        "target_columns": arguments.target_columns or scaler.columns,
+        "timestamp_column": arguments.timestamp_column or scaler.timestamp_column,
+    }
+    if scaler.split_fractions and not arguments.task_name:
+        if arguments.split_fractions == SPLIT:  # the default
+            known["split_fractions"] = scaler.split_fractions
+        elif arguments.split_fractions != scaler.split_fractions:
+            trained = " ".join(map(str, scaler.split_fractions))
+            logger.warning("%s was trained with --split_fractions %s; parts may hold what it has seen.", name, trained)
+    return replace(arguments, **known), scaler
 
 
 def check_channels(forecaster: ForecasterArguments, series: Series, trains: bool) -> None:
@@ -127,7 +137,8 @@ def make_job(
             "prediction_length": horizon,
             "columns": series.columns,
             "class": type(model).__name__,
-            "published": benchmark.published_at(horizon, context) if benchmark else {},
+            # Published errors are means over all channels.
+            "published": benchmark.published_at(horizon, context) if benchmark and series.is_whole else {},
         },
         write_card=partial(write_forecaster_card, series.source),
         trainer_class=ForecastingTrainer,

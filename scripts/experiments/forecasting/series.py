@@ -56,6 +56,7 @@ class Series:
         timestamps (`pd.DatetimeIndex`, *optional*): When each step was.
         timestamp_column (`str`, *optional*): Where that was read; "none" where it was not to be.
         notes (`tuple` of `str`): What was done to it.
+        is_whole (`bool`): Whether it has all channels of its source.
     """
 
     source: str
@@ -64,6 +65,7 @@ class Series:
     timestamps: pd.DatetimeIndex | None
     timestamp_column: str | None = None
     notes: tuple[str, ...] = ()
+    is_whole: bool = True
 
     @property
     def num_gaps(self) -> int:
@@ -221,7 +223,8 @@ def make_series(
         raise UserError(f"{source}: name each column to forecast once with --target_columns; {there}.")
     values = np.stack([_read_numbers(source, table[name]) for name in columns], axis=1)
     read_from = timestamp_column if has_none else None if times is None else found[0]
-    series = Series(source, columns, values, times, read_from, tuple(notes))
+    is_whole = {*table.columns} <= {*columns, *found, *numbering}
+    series = Series(source, columns, values, times, read_from, tuple(notes), is_whole)
     return series if rows_are_steps else _even_out(series)
 
 

@@ -99,18 +99,19 @@ class SeriesArguments:
 
 @dataclass(frozen=True)
 class Scaler:
-    """What is saved of a series with a model: names, means and standard deviations of the training part."""
+    """What is saved of a series with a model: names, means and standard deviations of the training part, its split."""
 
     columns: list[str]
     mean: list[float]
     std: list[float]
     timestamp_column: str | None = None
+    split_fractions: list[float] | None = None
 
     @classmethod
-    def fit(cls, series: Series, stop: int) -> "Scaler":
+    def fit(cls, series: Series, stop: int, split_fractions: list[float] | None = None) -> "Scaler":
         """
         The scale of the first `stop` steps; a channel that is constant there is left in its units, and one without a
-        value there is a `UserError`.
+        value there is a `UserError`. Of fractions that have chosen these steps a note is kept.
         """
         part = series.values[:stop]
         if not len(part):
@@ -126,7 +127,7 @@ class Scaler:
         std = np.sqrt((np.where(observed, part - mean, 0) ** 2).sum(axis=0) / count)
         # A constant's deviation is rounding.
         std = np.where(std > 1e-12 * np.abs(mean), std, 1)
-        return cls(series.columns, mean.tolist(), std.tolist(), series.timestamp_column)
+        return cls(series.columns, mean.tolist(), std.tolist(), series.timestamp_column, split_fractions)
 
     def apply(self, series: Series) -> np.ndarray:
         """The values in units of the scale."""

@@ -179,7 +179,7 @@ def _load_model(arguments: LraModelArguments, task: Task, is_masked_lm: bool) ->
     if is_masked_lm and has_head:
         raise UserError(f"The model {name} classifies; --mask_probability makes a new model, or goes on with its.")
     _set_dropouts(config, arguments)
-    override_trained(name, config, known_overrides(config, arguments.config_overrides))
+    override_trained(name, config, known_overrides(config, arguments.config_overrides, taken_by=SKTformerConfig()))
     if is_masked_lm:
         return AutoModelForMaskedLM.from_pretrained(name, config=config, dtype=TRAINED_DTYPE)
     if has_head or config.model_type == _SKTFORMER:

@@ -15,6 +15,7 @@ from tokenizers import Tokenizer
 from tokenizers.trainers import WordPieceTrainer
 from tqdm.auto import tqdm
 from transformers import BertTokenizer, PreTrainedTokenizerBase
+from transformers.utils import CONFIG_NAME
 
 from experiments.arguments import UserError
 from experiments.results import check_writable
@@ -133,13 +134,20 @@ def save_tokenizer(tokenizer: BertTokenizer, output_dir: str | Path, overwrite: 
 
 
 def check_output_dir(output_dir: str | Path, overwrite: bool = False) -> None:
-    """Raise a `UserError` if `output_dir` is a file, cannot be made, or holds files and `overwrite` is not set."""
+    """
+    Raise a `UserError` if `output_dir` is a file, cannot be made, holds a model, or other files and `overwrite` is not
+    set.
+    """
     folder = Path(output_dir)
     if folder.exists() and not folder.is_dir():
         raise UserError(f"--output_dir {folder} is a file; name a folder.")
     if folder.exists() and any(folder.iterdir()) and not overwrite:
         content = "a tokenizer" if (folder / "tokenizer.json").exists() else "other files"
         raise UserError(f"--output_dir {folder} holds {content}; choose another folder, or pass --overwrite.")
+    if (folder / CONFIG_NAME).exists():
+        raise UserError(
+            f"--output_dir {folder} holds a model, which has learnt its own tokenizer; choose another one."
+        )
     check_writable(folder.parent, "output_dir")
 
 
