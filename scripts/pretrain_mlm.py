@@ -61,6 +61,8 @@ def main() -> None:
     corpus = load_corpus(corpus_arguments)
     length = mlm_arguments.max_seq_length
     named = mlm_arguments.tokenizer_name or model_arguments.model_name_or_path
+    if named and "vocab_size" in flag_values(sys.argv[1:]):
+        raise UserError(f"--vocab_size is of a tokenizer that is trained, and {named} has one; leave it out.")
     if named:
         revision = "main" if mlm_arguments.tokenizer_name else model_arguments.model_revision
         tokenizer = models.load_tokenizer(named, model_arguments.trust_remote_code, MASKED_LM_TOKENS, revision)

@@ -448,6 +448,7 @@ def test_two_processes_train_as_one(tmp_path, recipe):
         (["--train_file", "nowhere.txt"], "nowhere.txt"),
         (["--tokenizer_name", "nowhere"], "tokenizer nowhere cannot be loaded"),
         (["--model_name_or_path", "nowhere"], "nowhere"),
+        (["--tokenizer_name", "mine", "--vocab_size", "99"], "--vocab_size is of a tokenizer .*, and mine has one"),
         (["--datasets", "Salesforce/wikitext:wikitext-103-raw-v1"], "(?i)offline|reach"),
         (["--attn_implementation", "sdpa"], "--attn_implementation"),
         (["--evaluation_strategy", "steps"], "--evaluation_strategy"),
