@@ -52,18 +52,17 @@ def classification_loss(
     is_single = problem_type == "single_label_classification"
     shape = logits.shape[: 1 if is_single or logits.shape[-1] == 1 else 2]
     misfits = labels.numel() != shape.numel() or (labels.dim() and labels.shape not in (shape, (*shape, 1)))
-    if misfits or (is_single and labels.is_floating_point()):
+    if misfits or (is_single and (labels.is_floating_point() or logits.shape[-1] == 1)):
         hint = "give one class index, an integer, for each row of logits"
-        if not is_single and logits.shape[-1] == 1:
+        if logits.shape[-1] == 1:
             hint = "give one number for each row of logits"
+            hint += ', and set `config.problem_type="regression"`' * is_single
         elif not is_single:
             hint = 'set `config.problem_type="single_label_classification"` for class indices, which are integers'
         elif labels.shape == logits.shape:
             hint += ', or set `config.problem_type="multi_label_classification"`'
-        raise ValueError(
-            f"labels of shape {tuple(labels.shape)} and type {labels.dtype} do not fit logits of shape "
-            f"{tuple(logits.shape)} in a {problem_type} problem; {hint}."
-        )
+        what = f"labels of shape {tuple(labels.shape)} and type {labels.dtype} do not fit logits of shape"
+        raise ValueError(f"{what} {tuple(logits.shape)} in a {problem_type} problem; {hint}.")
     if is_single:
         return cross_entropy(logits, labels.view(-1), num_items_in_batch)
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))

@@ -23,7 +23,6 @@ from transformers import initialization as init
 from transformers.activations import ACT2FN
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.processing_utils import Unpack
-from transformers.pytorch_utils import apply_chunking_to_forward
 from transformers.utils.generic import ModelOutput, can_return_tuple
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
@@ -104,7 +103,8 @@ class SKTformerMLP(nn.Module):
         self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        return apply_chunking_to_forward(self._forward_chunk, self.chunk_size, 1, hidden_states)
+        parts = hidden_states.split(self.chunk_size, dim=1) if self.chunk_size > 0 else ()
+        return torch.cat([*map(self._forward_chunk, parts)], dim=1) if parts else self._forward_chunk(hidden_states)
 
     def _forward_chunk(self, hidden_states: torch.Tensor) -> torch.Tensor:
         return self.down_proj(self.activation(self.up_proj(hidden_states)))

@@ -74,6 +74,9 @@ def test_chunks_of_the_feed_forward_part_are_of_tokens():
     chunked.encoder.layers[0].mlp.up_proj.register_forward_hook(lambda m, args, out: seen.append(args[0].shape))
     torch.testing.assert_close(chunked(**inputs)[0], whole(**inputs)[0])
     assert seen == [(3, 4, 12)] * 3
+    inputs = make_batch([10, 9, 4]).inputs()  # of a length that is no multiple
+    torch.testing.assert_close(chunked(**inputs)[0], whole(**inputs)[0])
+    assert seen[3:] == [(3, 4, 12), (3, 4, 12), (3, 2, 12)]
 
 
 def test_a_forecaster_s_layers_take_the_attention_that_is_set():
