@@ -184,10 +184,11 @@ def load_texts(
 
 def _warn_of_doubles(data: TextData) -> None:
     """Say which parts have texts that are trained on."""
-    learnt = set(data.texts("train")) if "train" in data.parts else set()
+    # Of long texts their hashes are all that is kept.
+    learnt = set(map(hash, data.texts("train"))) if "train" in data.parts else set()
     for name in data.parts.keys() - {"train"} if learnt else ():
         texts = data.texts(name)
-        if count := sum(text in learnt for text in texts):
+        if count := sum(hash(text) in learnt for text in texts):
             what = f"{count:,} of {len(texts):,} texts for {name} stand among those for training, too"
             logger.warning("%s: what is measured on them says little of new ones.", what)
 

@@ -49,9 +49,8 @@ class Examples(torch.utils.data.Dataset):
         if values.size and not 0 <= values.min() <= values.max() <= 255:
             raise ValueError(f"Values must lie between 0 and 255; these go from {values.min()} to {values.max()}.")
         lengths = np.array([len(row) for row in rows], dtype=np.int64)
-        return cls(
-            values.astype(np.uint8, copy=False), lengths, np.asarray(labels, dtype=np.int64), source, per_example
-        )
+        values = values.astype(np.uint8, copy=False)  # the bytes of a whole benchmark
+        return cls(values, lengths, np.asarray(labels, dtype=np.int64), source, per_example)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_ends", np.cumsum(self.lengths))
