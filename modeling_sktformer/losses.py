@@ -52,7 +52,7 @@ def classification_loss(
     is_single = problem_type == "single_label_classification"
     shape = logits.shape[: 1 if is_single or logits.shape[-1] == 1 else 2]
     misfits = labels.numel() != shape.numel() or (labels.dim() and labels.shape not in (shape, (*shape, 1)))
-    if misfits or (is_single and (labels.is_floating_point() or logits.shape[-1] == 1)):
+    if misfits or (is_single and labels.is_floating_point()):
         hint = "give one class index, an integer, for each row of logits"
         if logits.shape[-1] == 1:
             hint = "give one number for each row of logits"
