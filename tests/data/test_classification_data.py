@@ -195,7 +195,7 @@ def test_a_table_in_text_keeps_its_words_whatever_they_look_like(write, load, ca
     table = "id,story,label\n" + "1,the cat,0.5\n2,the dog,1\n" * 9
     data = load(train_file=write(table, "b.csv"))
     assert (data.columns, data.problem.kind) == (("story",), REGRESSION)
-    assert not caplog.records
+    assert {"stand among those for training" in record.getMessage() for record in caplog.records} == {True}
     load(train_file=write(table.replace("0.5", "0.0"), "c.csv"))
     load(train_file=write(rows_of([2.0, 3.0] * 9), "d.jsonl"))
     for label in ("0.0", "2.0"):
