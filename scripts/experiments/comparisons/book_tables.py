@@ -122,7 +122,7 @@ _POOLING = replace(
     drawn_by_row=1,
 )
 # What a recipe of fine-tuning should have: one thing of the default changed at a time.
-_FEW_EXCERPTS = ("--excerpt_length", "512", "--max_excerpts_per_document", "20")
+_FEW_EXCERPTS = ("--excerpt_length", "512", "--max_excerpts_per_document", "20", "--validation_fraction", "0.5")
 _BATCH = ("--global_batch_size", "16")
 _RECIPES = replace(
     _AUTHORSHIP_SHORT,
@@ -246,7 +246,7 @@ TABLES = {
     "fine_tuning": Table(
         "Recipes of fine-tuning: authors of excerpts of books",
         _STARTED_ONE
-        + " on 20 excerpts of 512 tokens of each of these books, but for the last tenth of each, which is "
+        + " on the first ten of 20 excerpts of 512 tokens, spread evenly over each of these books. The others are "
         "attributed. {data}.",
         (_BOOKS, _RECIPES),
         (*_ONE_CHANGED, _RATE),
