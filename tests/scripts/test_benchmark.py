@@ -1,6 +1,7 @@
 """The speed benchmark: failures become rows, files survive interruption, a model is compared with itself."""
 
 import json
+import re
 import shutil
 import sys
 from dataclasses import replace
@@ -28,7 +29,7 @@ def test_ratios_are_taken_in_each_round():
     baseline = cells.summarise([{"wall": wall, "cpu": wall} for wall in (3.0, 20.0, 8.0)], Probe(2**20, 0.1))
     row, other = {"reason": None, "multiply_adds": 3, **own}, {"reason": None, "multiply_adds": 6, **baseline}
     assert (own["step_time_ms"], own["peak_memory_mib"]) == (2000.0, 2.0)
-    assert list(cells.compare(row, other).values()) == [3.0, 1.5, 2.0, 2.0]
+    assert list(cells.compare(row, other).values()) == [3.0, 1.5, 2.0, 2.0, [2.0, 4.0]]
     # What was not measured has no ratio, what was not counted no expected one.
     assert list(cells.compare(row, {"reason": "over 60 s", "multiply_adds": 6}).values()) == [None, None, 2.0, None]
     assert cells.compare(row, {"reason": "not a multiple of 64"})["expected_speed_ratio"] is None
@@ -232,6 +233,9 @@ def test_published_results_can_be_merged_with(quick):
     text = (quick.folder / "speed.md").read_text()
     for words in ("expected from counted multiply-adds", "## LRA model, 2 layers, batch 4, float32, CPU"):
         assert words in text
+    assert " 8.94 (7.99, 6.41-8.05) " in text
+    assert "## As the paper has it" in text
+    assert re.search(r"\| SKTformer +\| 32.2 \(1.35\) +\| 20.4 \(2.62\) ", text)
 
 
 @pytest.mark.parametrize(

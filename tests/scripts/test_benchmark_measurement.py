@@ -14,9 +14,9 @@ from experiments.benchmark.measurement import (
     MAX_CALLS,
     OUT_OF_MEMORY,
     failure_reason,
-    median_ratio,
     median_times,
     probe_memory,
+    round_ratios,
     run_alone,
     time_in_turn,
 )
@@ -40,9 +40,9 @@ def test_steps_take_turns_and_slow_ones_take_part_in_fewer_rounds():
 
 def test_ratios_are_taken_in_each_round():
     fast, slow = [{"wall": 1.0, "cpu": 1.0}] * 3, [{"wall": w, "cpu": 3.0} for w in (2.0, 9.0, 2.5)]
-    assert median_ratio(slow, fast) == 2.5
-    assert median_ratio(slow, fast, "cpu") == 3.0
-    assert median_ratio(slow, fast[:1]) == 2.0  # a slow step took part in the first round alone
+    assert round_ratios(slow, fast) == [2.0, 9.0, 2.5]
+    assert round_ratios(slow, fast, "cpu") == [3.0] * 3
+    assert round_ratios(slow, fast[:1]) == [2.0]  # a slow step took part in the first round alone
 
 
 def test_steps_that_fail_leave_the_others_in_turn():

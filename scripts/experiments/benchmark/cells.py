@@ -16,7 +16,7 @@ from tqdm import tqdm
 from experiments.arguments import UserError, flag, require_at_least
 from experiments.benchmark import measurement
 from experiments.benchmark.counts import count_step
-from experiments.benchmark.measurement import KILLED, OUT_OF_MEMORY, Probe, failure_reason, median_ratio
+from experiments.benchmark.measurement import KILLED, OUT_OF_MEMORY, Probe, failure_reason, round_ratios
 from experiments.benchmark.models import Setting, Workload, make_step, make_warm_step, unsupported_reason
 
 
@@ -154,12 +154,17 @@ def summarise(times: list[dict[str, float]], probe: Probe) -> dict[str, Any]:
     return {"rounds": len(times), **cost, "times": times}
 
 
-def compare(row: Mapping, baseline: Mapping) -> dict[str, float | None]:
-    """The [`RATIOS`] of a row, None for what was not measured; those of times are medians over the rounds."""
-    ratios: dict[str, float | None] = dict.fromkeys(RATIOS)
+def compare(row: Mapping, baseline: Mapping) -> dict[str, Any]:
+    """
+    The [`RATIOS`] of a row, None for what was not measured: those of times are medians over the rounds, of which
+    `speed_ratio_range` has the least and the greatest.
+    """
+    ratios: dict[str, Any] = dict.fromkeys(RATIOS)
     if row["reason"] is None and baseline["reason"] is None:
-        ratios["speed_ratio"] = median_ratio(baseline["times"], row["times"])
-        ratios["cpu_speed_ratio"] = median_ratio(baseline["times"], row["times"], "cpu")
+        of_rounds = round_ratios(baseline["times"], row["times"])
+        ratios["speed_ratio"] = statistics.median(of_rounds)
+        ratios["speed_ratio_range"] = [min(of_rounds), max(of_rounds)]
+        ratios["cpu_speed_ratio"] = statistics.median(round_ratios(baseline["times"], row["times"], "cpu"))
         if baseline["peak_memory_mib"]:
             ratios["memory_ratio"] = row["peak_memory_mib"] / baseline["peak_memory_mib"]
     if "multiply_adds" in row and "multiply_adds" in baseline:

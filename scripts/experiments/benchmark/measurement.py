@@ -119,9 +119,9 @@ def _peak_resident_size() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if psutil.MACOS else 1024)
 
 
-def median_ratio(numerator: list[dict], denominator: list[dict], clock: str = "wall") -> float:
-    """Median of one step's time divided by another's in the same round, over the rounds that both took part in."""
-    return statistics.median(over[clock] / under[clock] for over, under in zip(numerator, denominator, strict=False))
+def round_ratios(numerator: list[dict], denominator: list[dict], clock: str = "wall") -> list[float]:
+    """One step's time divided by another's in the same round, for the rounds that both took part in."""
+    return [over[clock] / under[clock] for over, under in zip(numerator, denominator, strict=False)]
 
 
 def failure_reason(error: BaseException) -> str:

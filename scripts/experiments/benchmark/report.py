@@ -10,6 +10,7 @@ from experiments.arguments import UserError, one_line
 from experiments.benchmark.cells import RATIOS
 from experiments.benchmark.counts import LEGEND, format_counts
 from experiments.benchmark.models import MODELS, SIZES
+from experiments.benchmark.published import format_published
 from experiments.plots import plot_benchmark
 from experiments.results import command_line, describe_environment, format_origin, format_table, write_results
 
@@ -163,6 +164,8 @@ def format_document(sections: Sequence[Mapping], name: str) -> list[str]:
     notes = [f"- {model.title}: {model.note}" for name, model in MODELS.items() if name in measured and model.note]
     titles, texts = zip(*(COMPARISONS[comparison] for comparison in comparisons), strict=True)
     parts = [part for section in sections for part in format_section(section, name)]
+    if any(section["key"]["comparison"] == "speed" and "lra" in section["key"]["size"] for section in sections):
+        parts += format_published()
     return [f"# {titles[0]}", *texts, *(["\n".join(notes)] if notes else []), *parts]
 
 
@@ -203,8 +206,8 @@ def _format_speeds(rows: Sequence[Mapping], section: Mapping) -> list[str]:
     baseline = _BASELINES.get(comparison) or f"{MODELS[plan['baseline']].title}'s"
     return [
         f"Steps per second, and in brackets the multiple of {baseline} speed: medians over {_describe_rounds(rows)} "
-        "interleaved rounds, of the ratio in a round.",
-        _model_table(rows, lambda row: _digits(1000 / row["step_time_ms"]) + _show(row["speed_ratio"], " ({:.2f})")),
+        "interleaved rounds, of the ratio in a round, and the least and the greatest of these.",
+        _model_table(rows, lambda row: _digits(1000 / row["step_time_ms"]) + _show_ratio(row)),
         *_format_memory(rows, section, baseline),
         f"Multiple of {baseline} speed by the clock / by processor time / expected from counted multiply-adds.",
         _model_table(rows, lambda row: " / ".join(_show(row[ratio]) or "-" for ratio in RATIOS[:3])),
@@ -244,6 +247,12 @@ def _model_table(rows: Sequence[Mapping], cell: Callable[[Mapping], str]) -> str
 
 def _show(value: float | None, form: str = "{:.2f}") -> str:
     return "" if value is None else form.format(value)
+
+
+def _show_ratio(row: Mapping) -> str:
+    """A row's multiple of the baseline's speed, and between what it lay."""
+    low, high = map("{:.2f}".format, row.get("speed_ratio_range", [0, 0]))
+    return _show(row["speed_ratio"], " ({:.2f})" if low == high else f" ({{:.2f}}, {low}-{high})")
 
 
 def _digits(value: float) -> str:
