@@ -62,8 +62,10 @@ def main() -> None:
     if not (training.do_train or forecaster.model_name_or_path):
         raise UserError("Nothing is trained: add --do_train, or name a forecaster with --model_name_or_path.")
     names_series = {"data_file", "dataset_name", "task_name", "synthetic_steps", "synthetic_seed"}
-    if not training.do_train and not names_series & command.given.keys():
-        raise UserError(f"Which series is {forecaster.model_name_or_path} to continue? Give --data_file or another.")
+    if not names_series & command.given.keys():
+        what = "a forecaster to learn" if training.do_train else f"{forecaster.model_name_or_path} to continue"
+        remedy = "Give --task_name, --data_file or --dataset_name; --synthetic_steps 3000 makes one"
+        raise UserError(f"Which series is {what}? {remedy}.")
 
     # Everything that can be wrong with the arguments is found before a folder is touched.
     arguments, scaler = fit_to_checkpoint(arguments, forecaster, training.do_train)

@@ -34,7 +34,7 @@ ARGUMENTS = (LraModelArguments, LraArguments, LraTrainingArguments)
 def main() -> None:
     # The task on the command line, whose recipe is read where none is named.
     named = flag_values(sys.argv[1:]).get("task_name")
-    recipe = CONFIGURATION / "lra" / f"{named if named in TASKS else 'listops'}.yaml"
+    recipe = CONFIGURATION / "lra" / f"{named}.yaml" if named in TASKS else None
     command = parse_command(ARGUMENTS, __doc__, recipe)
     model, arguments, training = command.groups
     task = TASKS[arguments.task_name]

@@ -288,6 +288,7 @@ def test_files_that_do_not_go_together_are_one_line(write, load):
         ({"train_file": ["a"], "dataset_name": "a/b"}, "Give the texts either"),
         ({"train_file": ["a"], "dataset_revision": "b"}, "--dataset_revision is for --dataset_name"),
         ({"train_file": ["a"], "validation_fraction": 1.0}, "between 0 and 1"),
+        ({"train_file": ["a"], "validation_file": ["b"], "split_seed": 1}, "--split_seed: nothing is held out"),
         ({"train_file": ["a"], "text_pair_column": "b"}, "name the first with --text_column"),
         ({"train_file": ["a"], "excerpt_length": 64, "max_seq_length": 32}, "--max_seq_length 32 cuts"),
         ({"train_file": ["a"], "max_excerpts_per_document": 2}, "needs --excerpt_length"),

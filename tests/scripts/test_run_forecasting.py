@@ -169,8 +169,12 @@ def test_a_run_leaves_tables_forecasts_and_pictures(run, tmp_path, capsys):
     assert again["eval_test_mse"] == pytest.approx(first["eval_test_mse"], rel=1e-6)
 
     (tmp_path / "recipe.yaml").write_text(json.dumps({n: v for n, v in FLAGS.items() if n != "synthetic_steps"}))
-    with pytest.raises(UserError, match=r"Which series is .* to continue\? Give --data_file"):
+    with pytest.raises(UserError, match=r"Which series is .* to continue\? Give --task_name, --data_file or"):
         run(*checkpoint[:2], *lengths, "--do_predict", name="wrong")
+    with pytest.raises(
+        UserError, match=r"Which series is a forecaster to learn\? .* --synthetic_steps 3000 makes one"
+    ):
+        run(*lengths, name="wrong")
 
     for overrides, message in (
         (["--config_overrides", "hidden_size=8"], r"hidden_size of the model .* cannot be changed; leave it out"),

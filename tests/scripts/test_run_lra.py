@@ -537,6 +537,7 @@ def test_nystromformer_is_linear_at_any_length(length):
 
 def test_bad_arguments_are_named(run, pictures, tmp_path):
     for flags, message in (
+        (["--learning_rate", "1e-3"], "required: --task_name"),
         ([*pictures, "--noise", "-1"], "noise is -1"),
         (["--task_name", "listops", "--noise", "2"], "--noise is for --task_name image"),
         ([*pictures, "--max_length", "900"], "--max_length is for --task_name listops"),
@@ -561,6 +562,7 @@ def test_bad_arguments_are_named(run, pictures, tmp_path):
         ([*pictures, "--masked_dropout", "0.1"], "--masked_dropout is for --mask_probability"),
         ([*pictures, "--do_predict"], "--do_predict: run_lra.py measures the test and writes no predictions"),
         ([*pictures, "--num_generated", "500"], "--num_generated: nothing is made here"),
+        ([*pictures, "--generation_seed", "1"], "--generation_seed: nothing is made here, nor is there --noise"),
         ([*pictures, "--dataset_revision", "main"], "--dataset_revision: nothing is read from the Hub"),
         (["--task_name", "listops", "--data_dir", tmp_path, "--max_depth", 3], "--max_depth says what is made"),
         (["--task_name", "listops", "--data_dir", tmp_path / "pictures.npz"], "is a file; give the folder with basic"),

@@ -78,6 +78,9 @@ class TextArguments:
         for name in ("dataset_config_name", "dataset_revision"):
             if getattr(self, name) and not self.dataset_name:
                 raise UserError(f"--{name} is for --dataset_name, and the texts are files; leave it out.")
+        for name in ("validation_fraction", "split_seed"):
+            if self.validation_file and getattr(self, name) != getattr(TextArguments, name):
+                raise UserError(f"--{name}: nothing is held out beside --validation_file; leave it out.")
         if unknown := {*self.baseline} - {"tfidf", "frozen"}:
             raise UserError(f"--baseline {min(unknown)} is not known; give tfidf, frozen or both.")
         require_at_least(8, self, "max_seq_length", "excerpt_length")

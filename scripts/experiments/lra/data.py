@@ -1,7 +1,7 @@
 """The data of a task of Long Range Arena: read where they are given, else made by a seed or read from the Hub."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -23,7 +23,7 @@ _FLAGS_OF = {"listops": _LIMITS, "retrieval": ("stand_in",), "image": ("noise",)
 class LraArguments:
     """The task and its data."""
 
-    task_name: Literal[tuple(TASKS)] = flag("listops", "The task.")  # type: ignore[valid-type]
+    task_name: Literal[tuple(TASKS)] = flag(MISSING, "The task.")  # type: ignore[valid-type]
     data_dir: str | None = flag(None, "Its published data: a folder, or of Image and Pathfinder a file, too.")
     dataset_name: str | None = flag(None, "Its data on the Hub, in place of the usual ones (Image and Text).")
     dataset_revision: str | None = flag(None, "Their commit, tag or branch.")
@@ -56,8 +56,11 @@ class LraArguments:
                 raise UserError(f"--{name} is for --task_name {of}; leave it out.")
             if getattr(self, name) != getattr(LraArguments, name) and name in _LIMITS and self.data_dir:
                 raise UserError(f"--{name} says what is made, and --data_dir what is read; leave one of them out.")
-        if self.num_generated and (self.data_dir or not (task.is_made or self.stand_in)):
+        is_made = not self.data_dir and (task.is_made or self.stand_in)
+        if self.num_generated and not is_made:
             raise UserError("--num_generated: nothing is made here; leave it out.")
+        if self.generation_seed != LraArguments.generation_seed and not (is_made or self.noise):
+            raise UserError("--generation_seed: nothing is made here, nor is there --noise; leave it out.")
         if self.dataset_revision and (self.data_dir or not task.hub):
             raise UserError("--dataset_revision: nothing is read from the Hub here; leave it out.")
         if self.draw_examples and not task.is_picture:
