@@ -2,8 +2,8 @@
 The seam between what the model says and how it is computed: faster kernels for single operations, and which form.
 
 The plain code runs on every device and is what compilers and exporters see. A kernel computes one operation of it to
-the same end in less time, where it applies. That is decided by devices, types and sizes alone, so that a call takes
-the same way in the first pass and in one that gradient checkpointing repeats. `config.kernels`, which
+the same end in less time, where it applies. That is decided by devices, types, sizes and hooks alone, so that a call
+takes the same way in the first pass and in one that gradient checkpointing repeats. `config.kernels`, which
 `model.set_kernels` changes, is `"auto"`, or `"eager"` for the plain code alone.
 """
 
