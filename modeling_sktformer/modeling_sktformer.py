@@ -196,8 +196,8 @@ class SKTformerPreTrainedModel(PreTrainedModel):
     # The classes that a checkpoint names for the Auto classes.
     _auto_map = AUTO_MAP
     _other_sizes = (
-        "Sizes are a checkpoint's own. `model.resize_position_embeddings(...)` changes the length when it is loaded; "
-        "for another number of labels, `ignore_mismatched_sizes=True` begins with a new head."
+        "Sizes are a checkpoint's own. If its length differs, `model.resize_position_embeddings(...)` changes that of "
+        "the loaded model; if its labels or what heads read, `ignore_mismatched_sizes=True` begins with a new head."
     )
     _can_record_outputs = {
         "hidden_states": SKTformerLayer,
@@ -264,8 +264,7 @@ class SKTformerPreTrainedModel(PreTrainedModel):
         Choose what computes a batch: `"auto"` kernels and forms that are faster for it, `"eager"` the plain equations.
 
         What stands beside a sequence in a batch of the same shape changes no bit of it. Another number of sequences
-        changes roundings alone, and with `"eager"` not which operators compute them. Models that were made from one
-        configuration object share the choice.
+        changes roundings alone, and with `"eager"` not which operators compute them.
 
         Raises:
             huggingface_hub.errors.StrictDataclassFieldValidationError: for anything else.
@@ -375,6 +374,7 @@ class SKTformerPreTrainedModel(PreTrainedModel):
         ([`~lengthening.resize_filter`]), position embeddings and batch norm keep their trained positions, and the
         permutation of the positions keeps its order ([`~lengthening.resize_order`]). Longer inputs change: they reach
         around the old circle. Without Fourier convolution there is none, and all up to the smaller length keep theirs.
+        Parameters stay the objects that they are, without gradients; an optimizer's moments of them are of old sizes.
 
         Args:
             new_num_position_embeddings (`int`): The longest input wanted, in tokens.
@@ -394,12 +394,13 @@ class SKTformerPreTrainedModel(PreTrainedModel):
         for config in resized.values():
             config.max_position_embeddings = new_num_position_embeddings
             config.validate()
-        embeddings = self.get_position_embeddings()
-        if embeddings.weight.is_meta or "weight" not in embeddings._parameters:
-            raise ValueError("Load the weights, and merge an adapter of the position embeddings, before resizing.")
-        extended = extend_positions(embeddings.weight, new_num_position_embeddings, extension)
-        embeddings.weight = nn.Parameter(extended, requires_grad=embeddings.weight.requires_grad)
+        embeddings, weights = self.get_position_embeddings(), [*self.parameters(), *self.buffers()]
+        own = {embeddings: "weight"} | {m: "filter" for m in self.modules() if isinstance(m, FourierConvolution)}
+        if any(weight.is_meta for weight in weights) or any(own[part] not in part._parameters for part in own):
+            raise ValueError("Load the weights, and merge adapters of positions and filters, before resizing.")
+        embeddings.weight.data = extend_positions(embeddings.weight, new_num_position_embeddings, extension)
         embeddings.num_embeddings = new_num_position_embeddings
+        self.zero_grad()  # whose sizes are the old ones
         for module in self.modules():
             if isinstance(module, PositionBatchNorm):
                 module.resize(new_num_position_embeddings, extension)
@@ -425,8 +426,9 @@ class SKTformerModel(SKTformerPreTrainedModel):
 
     def __init__(self, config: SKTformerConfig):
         super().__init__(config)
-        self.embeddings = SKTformerEmbeddings(config)
-        self.encoder = SKTformerEncoder(config)
+        own_config = copy.deepcopy(config)  # the object may be changed to make another model
+        self.embeddings = SKTformerEmbeddings(own_config)
+        self.encoder = SKTformerEncoder(own_config)
         self.post_init()
 
     @can_return_tuple
@@ -464,15 +466,15 @@ class SKTformerModel(SKTformerPreTrainedModel):
         Raises:
             TypeError: for a keyword that means nothing here.
             ValueError: if not exactly one of `input_ids` and `inputs_embeds` is given, if the input has other axes, is
-                empty or longer than `max_position_embeddings`, or if the mask is not a two-dimensional one of the
-                input's shape.
+                empty or longer than `max_position_embeddings`, or if the mask, token types or positions are not
+                two-dimensional ones of the input's shape.
         """
         self._check_keywords(kwargs)
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("Give exactly one of `input_ids` and `inputs_embeds`.")
         inputs = cast(torch.Tensor, input_ids if inputs_embeds is None else inputs_embeds)
-        self._check_inputs(inputs.shape, attention_mask, 2 if inputs_embeds is None else 3)
-
+        others = {"token_type_ids": token_type_ids, "position_ids": position_ids}
+        self._check_inputs(inputs.shape, attention_mask, 2 if inputs_embeds is None else 3, **others)
         given = [input_ids, token_type_ids, position_ids, inputs_embeds]
         places = TokenPlaces.from_mask(attention_mask)
         if places is not None:
@@ -488,12 +490,12 @@ class SKTformerModel(SKTformerPreTrainedModel):
                     outputs[name] = tuple(places.restore(states, dim) for states in captured)
         return SKTformerModelOutput(**outputs)  # in the order of the fields, in which heads return them, too
 
-    def _check_inputs(self, shape: torch.Size, attention_mask: torch.Tensor | None, num_axes: int) -> None:
+    def _check_inputs(self, shape: torch.Size, attention_mask: torch.Tensor | None, num_axes: int, **others) -> None:
         if len(shape) != num_axes:
             axes = ("batch_size", "sequence_length", "hidden_size")[:num_axes]
             raise ValueError(f"The input has shape {tuple(shape)}; it must be ({', '.join(axes)}).")
         shape = shape[:2]
-        length, longest = shape[1], self.config.max_position_embeddings
+        length, longest = shape[1], self.encoder.config.max_position_embeddings
         if min(shape) < 1:
             raise ValueError(f"The input, of shape {tuple(shape)}, has no token; give at least 1.")
         if length > longest:
@@ -508,6 +510,9 @@ class SKTformerModel(SKTformerPreTrainedModel):
                 "keep and 0 for padding. Masks of pairs of tokens (3 or 4 dimensions) have no meaning here, where "
                 "tokens attend to sampled ones."
             )
+        for name, values in others.items():
+            if values is not None and tuple(values.shape) not in (tuple(shape), (1, length)):
+                raise ValueError(f"`{name}` has shape {tuple(values.shape)}, expected {tuple(shape)}.")
 
 
 def captured_outputs(encoded: ModelOutput) -> dict[str, Any]:

@@ -72,11 +72,8 @@ class PositionBatchNorm(nn.Module):
     @torch.no_grad()
     def resize(self, new_num_positions: int, extension: str) -> None:
         """Change the number of positions, see [`extend_positions`]."""
-        for name, values in [*self.named_parameters(), *self.named_buffers()]:
-            extended = extend_positions(values, new_num_positions, extension)
-            if isinstance(values, nn.Parameter):
-                extended = nn.Parameter(extended, requires_grad=values.requires_grad)
-            setattr(self, name, extended)
+        for values in (*self.parameters(), *self.buffers()):
+            values.data = extend_positions(values, new_num_positions, extension)
 
 
 def _is_recomputing() -> bool:

@@ -94,8 +94,7 @@ class FourierConvolution(nn.Module):
     @torch.no_grad()
     def resize(self, new_num_positions: int) -> None:
         """Change the length of the transform, keeping the filter's lags, see [`resize_filter`]."""
-        resized = resize_filter(self.filter, self.num_positions, new_num_positions)
-        self.filter = nn.Parameter(resized, requires_grad=self.filter.requires_grad)
+        self.filter.data = resize_filter(self.filter, self.num_positions, new_num_positions)
         self.num_positions = new_num_positions
 
 

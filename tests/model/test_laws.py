@@ -747,7 +747,7 @@ def test_an_unknown_extension_changes_nothing():
 def test_only_weights_that_are_there_are_lengthened():
     with torch.device("meta"):
         model = SKTformerForMaskedLM(make_config())
-    with pytest.raises(ValueError, match="Load the weights, and merge an adapter"):
+    with pytest.raises(ValueError, match="Load the weights, and merge adapters"):
         model.resize_position_embeddings(32)
 
 

@@ -1,5 +1,6 @@
 """What parts of the model do by themselves, where outputs as a whole would not show another choice."""
 
+import re
 from typing import Any
 
 import pytest
@@ -157,6 +158,67 @@ def test_a_forecaster_leaves_the_configuration_it_is_made_of_alone():
     config = make_config(context_length=13)
     SKTformerForPrediction(config)
     assert config.max_position_embeddings == 16
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("num_landmark_tokens", 3),
+        ("num_landmark_features", 1),
+        ("use_token_attention", False),
+        ("use_feature_attention", False),
+        ("max_position_embeddings", 12),
+        ("conv_kernel_size", 5),
+    ],
+)
+def test_models_stay_as_they_are_when_another_is_made_from_their_configuration_changed(field, value):
+    config, inputs = make_config(), make_batch([12, 7]).inputs()
+    assert getattr(config, field) != value
+    model = SKTformerModel(config).double().eval()
+    expected = call(model, inputs).last_hidden_state
+    setattr(config, field, value)
+    SKTformerModel(config)
+    assert torch.equal(call(model, inputs).last_hidden_state, expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"), [("position_ids", (12,)), ("position_ids", (2, 11)), ("token_type_ids", (2, 1))]
+)
+@pytest.mark.parametrize("lengths", [[12, 12], [12, 7]])
+def test_shapes_of_what_stands_beside_tokens_are_named(name, shape, lengths):
+    inputs = make_batch(lengths).inputs() | {name: torch.zeros(shape, dtype=torch.long)}
+    message = re.escape(f"`{name}` has shape {shape}, expected (2, 12).")
+    with pytest.raises(ValueError, match=message):
+        make_model(SKTformerModel)(**inputs)
+
+
+@pytest.mark.parametrize("smoother_norm", ["layer_norm", "batch_norm"])
+def test_an_optimizer_trains_a_lengthened_model_on(smoother_norm):
+    model = make_model(SKTformerForMaskedLM, smoother_norm=smoother_norm).train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    ids = torch.randint(5, model.config.vocab_size, (2, 12))
+    model(ids, labels=ids).loss.backward()
+    model.resize_position_embeddings(24)
+    before = {name: values.clone() for name, values in model.named_parameters()}
+    longer = ids.repeat(1, 2)
+    model(longer, labels=longer).loss.backward()
+    optimizer.step()
+    moved = {name for name, values in model.named_parameters() if not torch.equal(values, before[name])}
+    resized = ("position_embeddings.weight", "filter", *["stem.norm.weight"] * (smoother_norm == "batch_norm"))
+    assert all(any(name.endswith(end) for name in moved) for end in resized), moved
+
+
+def test_a_model_of_which_a_part_cannot_be_lengthened_stays_as_it_was():
+    for spoil in ("filter on meta", "adapter of a filter"):
+        model = make_model(SKTformerModel)
+        convolution = model.encoder.layers[1].smoother.fourier_convolution
+        if spoil == "filter on meta":
+            convolution.filter = nn.Parameter(convolution.filter.to("meta"))
+        else:
+            nn.utils.parametrize.register_parametrization(convolution, "filter", nn.Identity())
+        with pytest.raises(ValueError, match="merge adapters of positions and filters, before resizing"):
+            model.resize_position_embeddings(32)
+        assert model.config.max_position_embeddings == len(model.get_position_embeddings().weight) == 16
 
 
 @pytest.mark.parametrize("option", ["is_decoder", "add_cross_attention", "is_encoder_decoder"])
