@@ -64,6 +64,9 @@ def main() -> None:
     checkpoint, _, texts, training = command.groups
     progress.prepare(training, command.given)
     folder, trains = Path(training.output_dir), training.do_train
+    if texts.excerpt_length and trains and command.recipes == [str(recipe)]:
+        made_for = "classification/long_documents.yaml and frozen_encoder.yaml are made for them"
+        command.notes.append(f"Under this recipe a head learns little from a few hundred long excerpts; {made_for}.")
     if texts.baseline and not trains:
         raise UserError(f"--baseline {' '.join(texts.baseline)} learns from the training texts; add --do_train.")
     wanted = ["train"] * trains + ["validation"] * (trains or training.do_eval) + ["test"] * training.do_predict

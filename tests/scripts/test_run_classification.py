@@ -109,6 +109,7 @@ def run(monkeypatch, tmp_path_factory, tmp_path, checkpoint):
 def test_one_table_is_enough_for_a_model_with_its_report(run, files, caplog):
     caplog.set_level("INFO")
     folder = run("--train_file", files / "train.csv", "--test_file", files / "test.csv", epochs=8)
+    assert "long_documents.yaml" not in caplog.text
     assert "--test_file is not read; add" in caplog.text
     assert "stand among those for training" not in caplog.text
     metrics = read_metrics(folder)
@@ -204,12 +205,14 @@ def test_a_run_that_is_cut_short_is_resumed_to_the_same_model(run, files, tmp_pa
         run("--train_file", files / "dev.csv", epochs=3)
 
 
-def test_excerpts_of_novels_are_counted_by_document(run, files, tmp_path, monkeypatch):
+def test_excerpts_of_novels_are_counted_by_document(run, files, tmp_path, monkeypatch, caplog):
+    caplog.set_level("INFO")
     folder = run(
         *("--train_file", files / "train" / "*.txt", "--test_file", files / "test" / "*.txt"),
         *("--label_from_file_name", "^([^_]+)_", "--excerpt_length", 12, "--max_excerpts_per_document", 4),
         *("--do_train", "--do_eval", "--do_predict", "--baseline", "tfidf", "frozen"),
     )
+    assert "long_documents.yaml and frozen_encoder.yaml are made for them" in caplog.text
     metrics = read_metrics(folder)
     assert metrics["held_out"].startswith("the last excerpts of every document")
     assert (metrics["train_samples"], metrics["eval_samples"]) == (27, 9)
