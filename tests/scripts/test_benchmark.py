@@ -256,7 +256,7 @@ def test_unknown_memory_is_neither_drawn_nor_in_a_table(quick, monkeypatch):
     text = (quick.folder / "speed.md").read_text()
     assert "Memory is not measured" in text
     assert "![Time against length" in text
-    assert "Peak memory" not in text
+    assert "Peak memory of a step" not in text
 
 
 def test_a_picture_without_memory_has_one_panel(tmp_path):

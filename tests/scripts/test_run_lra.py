@@ -458,7 +458,9 @@ def test_accuracy_counts_every_example_once(run, tmp_path):
     examples = Examples.of_rows(rows, generator.integers(0, 10, 37).tolist(), "here")
     arguments = LraModelArguments(model_config=json.dumps(SIZES | {"smoother_norm": "layer_norm"}))
     model = build_model(arguments, TASKS["listops"], 30, True, seed=0)
-    training = parse_command(run_lra.ARGUMENTS, argv=["--output_dir", str(tmp_path), "--use_cpu"]).groups[2]
+    training = parse_command(
+        run_lra.ARGUMENTS, argv=["--task_name", "listops", "--output_dir", str(tmp_path), "--use_cpu"]
+    ).groups[2]
     found = []
     for batch in (1, 7, 32, 1000):
         training.per_device_eval_batch_size = batch
