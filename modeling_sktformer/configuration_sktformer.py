@@ -95,7 +95,7 @@ class SKTformerConfig(PreTrainedConfig):
 
     model_type = "sktformer"
     _auto_class = "AutoConfig"
-    base_model_fsdp_plan = {"embeddings": "free_full_weight", "encoder.layers.*": "free_full_weight"}
+    base_model_fsdp_plan = {"embeddings.word_embeddings": "free_full_weight", "encoder.layers.*": "free_full_weight"}
 
     vocab_size: int = 30522
     hidden_size: int = 768

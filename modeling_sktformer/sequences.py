@@ -152,8 +152,8 @@ class SequencePooling(nn.Module):
         self.pooling = config.classifier_pooling
         num_states = config.num_hidden_layers + 1 if self.pooling == "layers" else 1
         self.width = config.hidden_size * num_states * (1 if self.pooling in ("cls", "mean") else 2)
-        self.register_buffer("center", torch.zeros(self.width))
-        self.register_buffer("scale", torch.ones(self.width))
+        for name, start in (("center", 0.0), ("scale", 1.0)):  # not in half precision, in which models may be made
+            self.register_buffer(name, torch.full((self.width,), start, dtype=torch.float32))
 
     def forward(self, states: tuple[torch.Tensor, ...], attention_mask: torch.Tensor | None) -> torch.Tensor:
         """Pool states `(..., S, d)`, of `"layers"` L + 1 and else one, where a mask `(..., S)` is 1."""

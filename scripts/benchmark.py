@@ -29,7 +29,7 @@ from experiments.results import check_writable
 
 
 MODES = ["training", "inference"]
-_TIMING = ("rounds", "warmup", "time_limit_s", "compile")  # flags that counting does not read
+_TIMING = ("rounds", "warmup", "time_limit_s", "compile", "device")  # flags that counting does not read
 # What stands for flags that are not given.
 DEFAULTS: dict[str, Any] = {
     **{"models": [name for name in MODELS if not name.startswith("sktformer-")], "size": ["lra"]},
@@ -58,9 +58,9 @@ class BenchmarkArguments(MeasurementArguments):
     results_dir: str = flag("runs/benchmark", "Folder of the results.")
 
     def __post_init__(self) -> None:
+        self._check_comparison()
         super().__post_init__()
         require_at_least(1, self, "batch_size", "tokens_per_batch", "made_for", "num_layers")
-        self._check_comparison()
         self._fill_in_defaults()
         self._check_lengths()
         if not all(0 <= value < 1 for value in self.dropout):

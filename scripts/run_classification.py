@@ -24,7 +24,7 @@ from datasets import Dataset
 from transformers import DataCollatorWithPadding, PreTrainedModel, PreTrainedTokenizerBase
 
 from experiments import training as progress
-from experiments.adapters import LoraArguments, add_lora
+from experiments.adapters import LoraArguments, add_lora, check_adapters
 from experiments.architectures import longest_input
 from experiments.arguments import CONFIGURATION, Command, UserError, parse_command, run_script
 from experiments.checkpoints import CheckpointArguments, load_classifier, start_classifier
@@ -61,10 +61,12 @@ ARGUMENTS = (CheckpointArguments, LoraArguments, TextArguments, FineTuningArgume
 def main() -> None:
     recipe = CONFIGURATION / "classification" / "base.yaml"
     command = parse_command(ARGUMENTS, __doc__, recipe, output_dir="runs/classification")
-    checkpoint, _, texts, training = command.groups
+    checkpoint, lora, texts, training = command.groups
+    check_adapters(lora, training)
     progress.prepare(training, command.given)
     folder, trains = Path(training.output_dir), training.do_train
-    if texts.excerpt_length and trains and command.recipes == [str(recipe)]:
+    is_default = [Path(path).resolve() for path in command.recipes] == [recipe]
+    if texts.excerpt_length and trains and is_default and not (training.fit_head or training.calibrate_head):
         made_for = "classification/long_documents.yaml and frozen_encoder.yaml are made for them"
         command.notes.append(f"Under this recipe a head learns little from a few hundred long excerpts; {made_for}.")
     if texts.baseline and not trains:

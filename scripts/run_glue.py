@@ -21,7 +21,7 @@ from typing import Any
 from tqdm import tqdm
 
 from experiments import training as progress
-from experiments.adapters import LoraArguments
+from experiments.adapters import LoraArguments, check_adapters
 from experiments.arguments import CONFIGURATION, Command, UserError, flag_values, parse_command, run_script
 from experiments.checkpoints import CheckpointArguments
 from experiments.fine_tuning import run_job
@@ -41,7 +41,8 @@ ARGUMENTS = (CheckpointArguments, LoraArguments, GlueArguments, FineTuningArgume
 
 def main() -> None:
     command = parse_command(ARGUMENTS, __doc__, CONFIGURATION / "glue" / "base.yaml", output_dir="runs/glue")
-    checkpoint, _, glue, training = command.groups
+    checkpoint, lora, glue, training = command.groups
+    check_adapters(lora, training)
     if training.push_to_hub and len(glue.task_name) > 1:
         raise UserError("--push_to_hub pushes one model; give one task.")
     if training.resume_from_checkpoint and len(glue.task_name) > 1:

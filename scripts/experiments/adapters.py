@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 from transformers.utils import is_peft_available
 
 from experiments.arguments import UserError, flag, require_at_least
+from experiments.heads import HeadArguments
 from experiments.model_card import public_name
 
 
@@ -31,6 +32,12 @@ class LoraArguments:
             raise UserError(f"--lora_dropout is {self.lora_dropout:g}; it must be at least 0 and less than 1.")
         if not 0 < self.lora_alpha < math.inf:
             raise UserError(f"--lora_alpha is {self.lora_alpha:g}; it must be a positive number.")
+
+
+def check_adapters(arguments: LoraArguments, training: HeadArguments) -> None:
+    """Refuse adapters, with a `UserError`, where no step is taken in which they could learn."""
+    if arguments.lora and training.fit_head:
+        raise UserError("--fit_head takes no step in which the adapters of --lora could learn; leave one of them out.")
 
 
 def add_lora(model: PreTrainedModel, arguments: LoraArguments, revision: str = "main") -> Any:

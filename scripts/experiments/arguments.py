@@ -42,7 +42,7 @@ RIVALS = (
 )
 _OVERRIDES, _FIELDS = "config_overrides", "model_config"
 # Flags that name folders to write to.
-_WRITTEN = ("output_dir", "results_dir", "cache_dir", "logging_dir")
+_WRITTEN = ("output_dir", "results_dir", "cache_dir")
 # Flags that name one folder or file, of whose ~ a shell knows nothing where it stands in a recipe or behind a =.
 _PLACES = (
     *(*_WRITTEN, "data_dir", "data_file", "resume_from_checkpoint"),

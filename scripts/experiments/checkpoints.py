@@ -104,9 +104,8 @@ class _Candidate:
 def _load_candidate(arguments: CheckpointArguments, labels: Sequence[str], regression_label: str) -> _Candidate:
     name = f"The checkpoint {arguments.model_name_or_path}"
     with explained(f"{name} cannot be loaded as a classification model", quiet=True):
-        _refuse_adapter(arguments)
-        config = _wanted_config(arguments, labels, regression_label)
         trained = load_trained_config(arguments)
+        config = _wanted_config(arguments, labels, regression_label)
         model, info = AutoModelForSequenceClassification.from_pretrained(
             arguments.model_name_or_path,
             config=config,

@@ -41,7 +41,7 @@ from experiments import training as progress
 from experiments.adapters import merge_adapters
 from experiments.fitted_head import fit_head
 from experiments.heads import Collator, calibrate_head, set_head_rate, set_layer_rates
-from experiments.plots import plot_task_curves
+from experiments.plots import SCORE, plot_task_curves
 from experiments.results import describe_environment, write_json
 from experiments.run_folder import METRICS_FILE, check_run_folder, find_checkpoint
 from experiments.trainer import ExperimentTrainer, StepTimer
@@ -102,6 +102,7 @@ class Job:
     facts: dict[str, Any]  # recorded in metrics.json: "started_from" (a name, no path), "is_partial", ...
     write_card: Callable[[Path, dict[str, Any], dict[str, Any]], None]  # folder, metrics, arguments
     trainer_class: Callable[..., FineTuningTrainer] = FineTuningTrainer
+    drawn: tuple[str, str, float] = SCORE  # in curves
 
 
 class BestOnEvaluation(EarlyStoppingCallback):
@@ -171,7 +172,8 @@ def run_job(job: Job, folder: Path, training: FineTuningArguments, started: dict
             _run_held(job, best, started, announces=not waiting)
         if not is_one and training.should_save:
             results = [read_metrics(trial.folder) for trial in trials]
-            plot_task_curves({r["name"]: r["history"] for r in results}, folder / "curve.png", job.title)
+            histories = {result["name"]: result["history"] for result in results}
+            plot_task_curves(histories, folder / "curve.png", job.title, job.drawn)
             write_json(folder / METRICS_FILE, summarise_trials(results, training.search, job.facts))
     PartialState().wait_for_everyone()
     return read_metrics(folder)
@@ -291,7 +293,7 @@ def _report_trial(job: Job, trial: Trial, result: dict[str, Any], arguments: dic
     folder = trial.folder
     if "train" in job.splits:
         if "learning_rate" in result:  # for where no step is taken there is no curve
-            plot_task_curves({trial.name: result["history"]}, folder / "curve.png", job.title)
+            plot_task_curves({trial.name: result["history"]}, folder / "curve.png", job.title, job.drawn)
         job.write_card(folder, result, arguments)
     # Last, because a folder with metrics is a finished trial.
     write_json(folder / METRICS_FILE, result)

@@ -97,12 +97,9 @@ def fit_head(model: PreTrainedModel, examples: Dataset, collator: Collator, args
     of the head, of others the last linear layer, behind what their heads make of the encoder.
 
     Raises:
-        UserError: if the labels are not single ones, the model reads pairs or has adapters, or it ends in no linear
-            layer with a bias.
+        UserError: if the labels are not single ones, the model reads pairs, or it ends in no linear layer with a bias.
     """
     check_single("--fit_head", model.config.problem_type)
-    if hasattr(model, "get_base_model"):
-        raise UserError("--fit_head takes no step in which the adapters of --lora could learn; leave one of them out.")
     num_labels = cast(int, model.config.num_labels)
     head: Any = getattr(model, "classifier", None)
     if isinstance(head, SKTformerMatchingHead):

@@ -42,9 +42,11 @@ With `scripts/{script}` of SKTformer and these arguments; those that name places
 """
 # Arguments that name places of the machine the model was trained on, or are nobody's business.
 _LOCAL = re.compile(
-    r"hub_.*|.*(_dir|_file|_name_or_path|_checkpoint)|tokenizer_name|config_name|datasets|run_name"
+    r"hub_.*|.*(_dir|_file|_name_or_path|_checkpoint)|datasets|run_name"
     r"|deepspeed|(fsdp|accelerator|parallelism)_config"
 )
+# Arguments that may name a place, or what is on the Hub or shipped, which is nobody's secret.
+_NAMES = ("dataset_name", "config_name", "tokenizer_name")
 _PIPELINE = "from transformers import pipeline\n\n"
 _USES = {
     "fill-mask": _PIPELINE + 'fill_mask = pipeline("fill-mask", model="{title}"{remote})\nprint(fill_mask({example}))',
@@ -98,7 +100,9 @@ def write_card(folder: str | Path, facts: CardFacts, metrics: Mapping[str, Any],
             for name, value in facts.scores.items()
         ],
     )
-    portable = {name: value for name, value in arguments.items() if not (_LOCAL.fullmatch(name) or _is_place(value))}
+    local = {name for name in arguments if _LOCAL.fullmatch(name)}
+    local |= {name for name in _NAMES if _is_place(arguments.get(name))}
+    portable = {name: value for name, value in arguments.items() if name not in local}
     remote = ", trust_remote_code=True" if model_type == "sktformer" else ""
     picture = f"![{facts.picture_title}]({facts.picture})\n\n" if Path(folder, facts.picture).is_file() else ""
     content = _CARD.format(

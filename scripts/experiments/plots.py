@@ -17,6 +17,9 @@ from matplotlib.ticker import LogLocator, MaxNLocator
 from experiments.results import replace_file
 
 
+# What is drawn of evaluations, if nothing else is asked for: a key, its label and what it is multiplied by.
+SCORE = ("eval_score", "evaluation score (%)", 100.0)
+
 matplotlib.rcParams["text.parse_math"] = False  # names of files, columns and labels may have a $ in them
 
 
@@ -77,9 +80,17 @@ def line_styles(names: Iterable[str]) -> dict[str, dict[str, Any]]:
     }
 
 
-def plot_task_curves(histories: Mapping[str, Iterable[Mapping[str, float]]], path: str | Path, title: str) -> None:
-    """Draw training loss and evaluation score (0 to 1) against the epoch, a line for each trial's log of `Trainer`."""
-    drawn = (("loss", "training loss", 1), ("eval_score", "evaluation score (%)", 100))
+def plot_task_curves(
+    histories: Mapping[str, Iterable[Mapping[str, float]]],
+    path: str | Path,
+    title: str,
+    measure: tuple[str, str, float] = SCORE,
+) -> None:
+    """
+    Draw training loss and a measure (its key, its label, what it is multiplied by) of the evaluations against the
+    epoch, a line for each trial's log of `Trainer`.
+    """
+    drawn = (("loss", "training loss", 1), measure)
     with open_figure(path, title, (10, 4.2), (1, 2)) as (_, panels):
         for axes, (key, label, factor) in zip(panels.flat, drawn, strict=True):
             for name, history in histories.items():

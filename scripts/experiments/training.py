@@ -40,6 +40,8 @@ _DECISIVE = (
     *("train_sampling_strategy", "dataloader_drop_last"),
     *("load_best_model_at_end", "early_stopping_patience"),
 )
+# Of these a run says nothing but where they are changed: they are for several devices, and for few optimizers.
+_DECISIVE_IF_CHANGED = ("average_tokens_across_devices", "optim_target_modules")
 _DECISIVE_FOR_THE_BEST = (
     *("metric_for_best_model", "greater_is_better"),
     *("eval_strategy", "eval_steps", "eval_delay", "save_strategy", "save_steps"),
@@ -198,7 +200,8 @@ def training_identity(training: TrainingArguments, decides: dict[str, Any]) -> R
     if not training.do_train or getattr(training, "fit_head", False):
         seed = {"seed": training.seed} if training.do_train else {}
         return RunIdentity({"do_train": training.do_train} | seed | decides, {"num_train_epochs": 0}, precision)
-    names = [*_DECISIVE, *(_DECISIVE_FOR_THE_BEST if training.load_best_model_at_end else ())]
+    changed = [each for each in _DECISIVE_IF_CHANGED if getattr(training, each) != getattr(RunArguments, each)]
+    names = [*_DECISIVE, *changed, *(_DECISIVE_FOR_THE_BEST if training.load_best_model_at_end else ())]
     values = {name: getattr(training, name) for name in names if hasattr(training, name)}
     values = {name: getattr(value, "value", value) for name, value in values.items()}
     values["global_batch_size"] = global_batch(training)
@@ -338,7 +341,7 @@ def _check_upload(training: TrainingArguments, given: dict[str, Any]) -> None:
         raise UserError(f"{what}, with paths of this machine; leave it out: a finished run is uploaded.")
     training.hub_strategy = HubStrategy.END
     with explained("--push_to_hub cannot reach the Hub as a user"):
-        whoami(token=training.hub_token)
+        whoami()
 
 
 def _check_processes(training: TrainingArguments) -> None:

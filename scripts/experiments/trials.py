@@ -86,6 +86,10 @@ class FineTuningArguments(HeadArguments):
                 "--early_stopping_patience are; leave them out.",
             ),
             (
+                self.fit_head and self.label_smoothing_factor > 0,
+                "--fit_head computes a head from the labels as they are; leave --label_smoothing_factor out.",
+            ),
+            (
                 self.seed + self.seeds > 2**32,
                 f"--seeds {self.seeds} from --seed {self.seed} on go beyond {2**32 - 1}.",
             ),

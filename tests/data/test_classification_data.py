@@ -296,6 +296,7 @@ def test_files_that_do_not_go_together_are_one_line(write, load):
         ({"train_file": ["a"], "max_train_samples": 0}, "at least 1"),
         ({"train_file": ["a"], "label_from_file_name": "a(b"}, "no regular expression"),
         ({"train_file": ["a"], "label_from_file_name": "^a"}, r"has no \(group\)"),
+        ({"dataset_name": "a/b", "label_from_file_name": "^(a)"}, "--label_from_file_name is for files"),
     ],
 )
 def test_flags_that_cannot_work_are_refused(flags, message):

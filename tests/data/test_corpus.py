@@ -337,6 +337,7 @@ def flags_of_mistake(name: str, folder: Path) -> dict:
         "configuration alone": {"dataset_config_name": "small"},
         "unknown encoding": {"train_file": [text], "encoding": "utf-9"},
         "rows as files": {"train_file": [str(folder / "a.csv")], "document_unit": "file"},
+        "encoding of a data set": {"datasets": [str(folder)], "encoding": "latin-1"},
         "data sets as files": {"datasets": [str(folder)], "document_unit": "file"},
         "no processes": {"preprocessing_num_workers": 0},
     }
@@ -379,6 +380,7 @@ def flags_of_mistake(name: str, folder: Path) -> dict:
         ("configuration alone", r"--dataset_config_name small is given without --dataset_name"),
         ("unknown encoding", r"unknown encoding: utf-9\); name its --encoding"),
         ("rows as files", r"a\.csv: --document_unit file is for \.txt files"),
+        ("encoding of a data set", r"--encoding latin-1 is for --train_file and --validation_file"),
         ("data sets as files", r"--document_unit file.*--train_file"),
         ("no processes", r"--preprocessing_num_workers is 0"),
     ],

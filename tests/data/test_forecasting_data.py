@@ -4,12 +4,13 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from torch.utils.data import default_collate
 
 from experiments.arguments import UserError
 from experiments.forecasting import baselines as baselines_module
 from experiments.forecasting.baselines import LAST, LINEAR, NAMES, SEASONAL, Baselines
 from experiments.forecasting.benchmarks import BENCHMARKS, PAPER
-from experiments.forecasting.forecasters import collate, compute_metrics
+from experiments.forecasting.forecasters import compute_metrics
 from experiments.forecasting.series import make_series, make_synthetic, read_file
 from experiments.forecasting.windows import (
     Scaler,
@@ -596,7 +597,7 @@ def test_metrics_weigh_values_alike():
 
 def test_windows_are_collated():
     _, parts = make_parts(make_synthetic(100, 0), 10, 3)
-    batch = collate([parts["train"][0], parts["train"][1]])
+    batch = default_collate([parts["train"][0], parts["train"][1]])
     assert batch["past_values"].shape == (2, 10, 3)
     assert batch["future_values"].shape == (2, 3, 3)
 

@@ -288,6 +288,16 @@ def test_what_half_precision_would_lose_is_loaded_in_float32(model_class, kept, 
     assert {*types.values()} == {torch.float32, dtype}
 
 
+def test_a_new_head_of_a_checkpoint_in_half_precision_is_calibrated_in_float32(tmp_path):
+    make_float32_model(SKTformerForMaskedLM).save_pretrained(tmp_path)
+    model = SKTformerForSequenceClassification.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    pooling = model.classifier.pooling
+    assert (pooling.center.dtype, pooling.scale.dtype) == (torch.float32, torch.float32)
+    pooled = 5 + 0.01 * torch.randn(64, pooling.width, generator=torch.Generator().manual_seed(0))
+    pooling.calibrate(pooled)
+    torch.testing.assert_close(pooling.center, pooled.mean(dim=0), rtol=1e-5, atol=0)
+
+
 def test_an_impossible_number_of_landmarks_is_an_error_on_loading(tmp_path):
     make_float32_model(SKTformerModel).save_pretrained(tmp_path)
     with pytest.raises(
@@ -445,7 +455,14 @@ def test_eager_and_fused_attention_can_be_asked_for(attention, tmp_path):
 
 def test_plans_for_several_devices_name_modules_that_there_are():
     names = {re.sub(r"\.\d+", ".*", name) for name, _ in make_model(SKTformerModel).named_modules()}
-    assert set(SKTformerConfig.base_model_fsdp_plan) <= names
+    plan = SKTformerConfig.base_model_fsdp_plan
+    assert set(plan) <= names
+    # A weight that a decoder shares is sharded by itself: in a larger part it would be sharded twice.
+    model = make_model(SKTformerForMaskedLM)
+    shared, encoder = model.decoder.weight, model.sktformer
+    parts = [encoder.get_submodule(name) for name in plan if "*" not in name]
+    holders = [part for part in parts if any(weight is shared for weight in part.parameters())]
+    assert holders == [model.get_input_embeddings()]
 
 
 @all_models

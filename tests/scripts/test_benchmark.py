@@ -354,6 +354,7 @@ def test_results_of_another_script_are_left_alone(quick, text):
         ["--time_limit_s", "nan"],
         ["--compile", "--count"],
         ["--rounds", "3", "--count"],
+        ["--device", "cpu", "--count"],
         ["--tokens_per_batch", "1000"],
         ["--tokens_per_batch", "512", "--batch_size", "2"],
         ["--tokens_per_batch", "-512"],

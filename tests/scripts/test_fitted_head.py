@@ -244,16 +244,10 @@ def test_states_that_an_encoder_fills_up_are_cut_and_shorter_ones_refused():
         mean_and_deviation(states[:, :2], mask)
 
 
-def test_heads_of_pairs_and_adapters_are_refused():
+def test_heads_of_pairs_are_refused():
     pairs = SKTformerForSequenceMatching(make_config(num_labels=3))
     with pytest.raises(UserError, match="this one reads two; leave it out"):
         fit_head(pairs, make_examples(8), collate, ARGS)
-    model = SKTformerForSequenceClassification(make_config(num_labels=3))
-    peft = pytest.importorskip("peft")
-    config = peft.LoraConfig(target_modules=["query"], modules_to_save=["classifier"])
-    adapted: Any = peft.get_peft_model(model, config)
-    with pytest.raises(UserError, match="no step in which the adapters of --lora could learn; leave one of them out"):
-        fit_head(adapted, make_examples(8), collate, ARGS)
 
 
 def test_of_other_heads_the_last_layer_is_computed():

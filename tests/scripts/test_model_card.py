@@ -46,6 +46,19 @@ def test_a_card_names_what_the_hub_asks_for(tmp_path, base_model, named, monkeyp
     assert "validation_name: owner/name" in card.text
 
 
+def test_a_card_s_arguments_train_the_same_model(tmp_path, monkeypatch):
+    """Names of what is shipped or on the Hub stay, and so does a word that happens to be a folder's name, too."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("image", "tokenizer"):
+        (tmp_path / name).mkdir()
+    facts = CardFacts("pretrain_mlm.py", "fill-mask", "A model.", "a [MASK]", {}, "none", "text")
+    named = {"config_name": "tiny-best", "tokenizer_name": "tokenizer", "task_name": "image", "seed": 1}
+    write_card(tmp_path, facts, {"model_type": "bert"}, named)
+    text = (tmp_path / "README.md").read_text()
+    assert "config_name: tiny-best\ntask_name: image\nseed: 1" in text
+    assert "tokenizer_name" not in text
+
+
 def test_the_name_of_a_run_is_no_argument_of_a_card(tmp_path):
     facts = CardFacts("pretrain_mlm.py", "fill-mask", "A model.", "a [MASK]", {}, "none", "text")
     write_card(tmp_path, facts, {"model_type": "bert"}, {"run_name": "secret project", "seed": 1})

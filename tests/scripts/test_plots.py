@@ -26,6 +26,12 @@ def test_scores_are_drawn_in_percent_and_losses_as_they_are(tmp_path, lines):
     assert lines == {"seed 1": [([1], [3.5]), ([1, 2], [50, 75])]}
 
 
+def test_errors_are_drawn_in_their_unit(tmp_path, lines):
+    history = [{"epoch": 1, "eval_mse": 2.4}, {"epoch": 1, "loss": 3.5}]
+    plot_task_curves({"seed 1": history}, tmp_path / "curve.png", "title", ("eval_mse", "MSE", 1))
+    assert lines == {"seed 1": [([1], [3.5]), ([1], [2.4])]}
+
+
 def test_curves_are_means_over_seeds(tmp_path, lines):
     seeds = [[(1, 6.0), (2, 4.0)], [(1, 7.0), (4, 5.0)]]
     plot_mean_curves({"ours": seeds}, tmp_path / "curve.png", "title", references={"published": [(3, 2.0)]})

@@ -172,6 +172,15 @@ def test_evaluation_alone_trains_nothing(tmp_path, recipe, text, monkeypatch, ca
     assert metrics_of(tmp_path / "as-trained")["eval_loss"] == pytest.approx(evaluation["eval_loss"], rel=1e-5)
     with pytest.raises(UserError, match="FSDP prepares no model without an optimizer: evaluate a checkpoint without"):
         run(monkeypatch, *flags, "--fsdp")
+    for name, value in (
+        ("ACCELERATE_USE_FSDP", "true"),
+        ("FSDP_VERSION", "2"),
+        ("FSDP_CPU_RAM_EFFICIENT_LOADING", "true"),
+    ):
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match="--fsdp_cpu_ram_efficient_loading false"):
+        run(monkeypatch, "--recipe", recipe, "--output_dir", tmp_path / "sharded")
+    monkeypatch.delenv("ACCELERATE_USE_FSDP")
     with pytest.raises(UserError, match="--do_eval alone evaluates a checkpoint"):
         run(monkeypatch, "--recipe", recipe, "--do_eval", "--output_dir", tmp_path / "nothing")
 
@@ -569,7 +578,7 @@ def test_a_finished_run_is_uploaded_with_its_card(tmp_path, recipe, monkeypatch)
         MaskedLMTrainer, "init_hf_repo", lambda trainer, *_: setattr(trainer, "hub_model_id", "me/mine")
     )
     monkeypatch.setattr(MaskedLMTrainer, "_push_from_checkpoint", lambda *_: None)
-    monkeypatch.setattr(training, "whoami", lambda token: {"name": "me"})
+    monkeypatch.setattr(training, "whoami", lambda: {"name": "me"})
     monkeypatch.setattr(training, "upload_folder", lambda **arguments: uploads.append(arguments))
     monkeypatch.setattr(training, "create_repo", lambda name, **_: types.SimpleNamespace(repo_id=name))
     run(monkeypatch, "--recipe", recipe)

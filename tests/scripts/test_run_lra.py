@@ -565,6 +565,12 @@ def test_bad_arguments_are_named(run, pictures, tmp_path):
         ([*pictures, "--do_predict"], "--do_predict: run_lra.py measures the test and writes no predictions"),
         ([*pictures, "--num_generated", "500"], "--num_generated: nothing is made here"),
         ([*pictures, "--generation_seed", "1"], "--generation_seed: nothing is made here, nor is there --noise"),
+        ([*pictures, "--preprocessing_num_workers", "2"], "--preprocessing_num_workers: nothing is made here"),
+        (
+            ["--task_name", "retrieval", "--stand_in", "--preprocessing_num_workers", "2"],
+            "--preprocessing_num_workers: nothing is made here by processes",
+        ),
+        (["--task_name", "retrieval", "--stand_in", "--cache_dir", tmp_path], "--cache_dir: a stand-in is made anew"),
         ([*pictures, "--dataset_revision", "main"], "--dataset_revision: nothing is read from the Hub"),
         (["--task_name", "listops", "--data_dir", tmp_path, "--max_depth", 3], "--max_depth says what is made"),
         (["--task_name", "listops", "--data_dir", tmp_path / "pictures.npz"], "is a file; give the folder with basic"),

@@ -231,6 +231,8 @@ def test_what_does_not_decide_the_result_may_change(tmp_path, flags):
         ["--neftune_noise_alpha", "5"],
         ["--train_sampling_strategy", "group_by_length"],
         ["--dataloader_drop_last", "true"],
+        ["--average_tokens_across_devices", "false"],
+        ["--optim_target_modules", "all-linear"],
     ],
     ids=lambda flags: flags[0],
 )
@@ -446,7 +448,7 @@ def test_to_resume_from_the_newest_checkpoint_is_what_happens_anyway(tmp_path):
 
 
 def test_a_hub_strategy_that_uploads_folders_as_they_are_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(training_module, "whoami", lambda token: {"name": "me"})
+    monkeypatch.setattr(training_module, "whoami", lambda: {"name": "me"})
     training = arguments(tmp_path, "--push_to_hub", "--hub_strategy", "every_save")
     with pytest.raises(UserError, match="--hub_strategy every_save uploads a folder as it is"):
         prepare(training, {"hub_strategy": "every_save"})

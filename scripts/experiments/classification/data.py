@@ -78,6 +78,8 @@ class TextArguments:
         for name in ("dataset_config_name", "dataset_revision"):
             if getattr(self, name) and not self.dataset_name:
                 raise UserError(f"--{name} is for --dataset_name, and the texts are files; leave it out.")
+        if self.label_from_file_name and self.dataset_name:
+            raise UserError("--label_from_file_name is for files, and --dataset_name has labels; leave it out.")
         for name in ("validation_fraction", "split_seed"):
             if self.validation_file and getattr(self, name) != getattr(TextArguments, name):
                 raise UserError(f"--{name}: nothing is held out beside --validation_file; leave it out.")

@@ -234,11 +234,6 @@ def compute_metrics(prediction: EvalPrediction) -> dict[str, float]:
     return metrics
 
 
-def collate(windows: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    """A batch of windows."""
-    return {name: torch.stack([window[name] for window in windows]) for name in windows[0]}
-
-
 @torch.no_grad()
 def forecast(model: PreTrainedModel, window: dict[str, torch.Tensor]) -> np.ndarray:
     """What a forecaster says to a batch of windows, scaled: `(batch_size, prediction_length, num_channels)`."""

@@ -6,6 +6,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from torch.utils.data import default_collate
+
 from experiments.arguments import Command, UserError
 from experiments.fine_tuning import Job
 from experiments.forecasting.baselines import NAMES, Baselines
@@ -13,7 +15,6 @@ from experiments.forecasting.forecasters import (
     ForecasterArguments,
     ForecastingTrainer,
     build_forecaster,
-    collate,
     compute_metrics,
     load_best,
     load_config,
@@ -116,7 +117,7 @@ def make_job(
         title=f"{series.source}, {horizon} steps",
         build_model=build,
         splits=parts,  # type: ignore[arg-type]
-        collator=collate,
+        collator=default_collate,
         processing_class=scaler,
         compute_metrics=compute_metrics,
         shown=("mse", "mae"),
@@ -142,6 +143,7 @@ def make_job(
         },
         write_card=partial(write_forecaster_card, series.source),
         trainer_class=ForecastingTrainer,
+        drawn=("eval_mse", "validation MSE (scaled)", 1.0),
     )
     return job, Baselines(windows, arguments.season(series), bool(training.disable_tqdm))
 

@@ -122,9 +122,7 @@ class Scaler:
             if not known:
                 what = f"no value of {name} was observed in the part for training, by which it is scaled"
                 raise UserError(f"{series.source}: {what}; leave it out with --target_columns.")
-        count = np.maximum(observed.sum(axis=0), 1)
-        mean = np.where(observed, part, 0).sum(axis=0) / count
-        std = np.sqrt((np.where(observed, part - mean, 0) ** 2).sum(axis=0) / count)
+        mean, std = np.nanmean(part, axis=0), np.nanstd(part, axis=0)
         # A constant's deviation is rounding.
         std = np.where(std > 1e-12 * np.abs(mean), std, 1)
         return cls(series.columns, mean.tolist(), std.tolist(), series.timestamp_column, split_fractions)

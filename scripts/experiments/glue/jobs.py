@@ -74,11 +74,8 @@ def choose_start(task: GlueTask, command: Command, runs_mnli: bool = False) -> C
 
 def load_task_tokenizer(task: GlueTask, start: CheckpointArguments, command: Command) -> PreTrainedTokenizerBase:
     """The tokenizer of a checkpoint, which is seen to make a model for a task."""
-    glue, training = command.groups[2:]
-    load = start_classifier if training.do_train else load_classifier
-    model = load(start, task.labels, REGRESSION_LABEL)
     tokenizer = classifier.load_text_tokenizer(start)
-    classifier.fit_text_classifier(model, tokenizer, glue.max_seq_length)
+    load_task_model(task, start, command, tokenizer, command.groups[-1].do_train)
     return tokenizer
 
 

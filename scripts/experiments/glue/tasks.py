@@ -114,6 +114,9 @@ class GlueArguments:
             raise UserError(f"--{files[0]} belongs to one task; give --data_dir for {len(self.task_name)} tasks.")
         if files and self.data_dir:
             raise UserError(f"--{files[0]} and --data_dir both say where the data lies; give one of them.")
+        for name in ("dataset_name", "dataset_config_name", "dataset_revision"):
+            if self.inputs() and getattr(self, name) != getattr(GlueArguments, name):
+                raise UserError(f"--{name} says what to read from the Hub, and the data lie here; leave it out.")
         if self.train_file and not self.validation_file:
             raise UserError("--train_file is given without --validation_file; say what to evaluate on.")
         limits = ("max_train_samples", "max_eval_samples", "max_predict_samples")

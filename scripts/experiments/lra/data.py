@@ -1,7 +1,7 @@
 """The data of a task of Long Range Arena: read where they are given, else made by a seed or read from the Hub."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Literal
 
@@ -10,11 +10,12 @@ import numpy as np
 from experiments.arguments import UserError, explained, flag, require_at_least
 from experiments.lra import images, listops, pathfinder, texts
 from experiments.lra.examples import PARTS, Examples, part_sizes
+from experiments.lra.listops import ListOpsLimits
 from experiments.lra.tasks import TASKS
 
 
 CACHE = Path("runs/lra-data")
-_LIMITS = ("min_length", "max_length", "max_depth", "max_args")  # of expressions that are made
+_LIMITS = tuple(field.name for field in fields(ListOpsLimits))
 # Flags of one task alone.
 _FLAGS_OF = {"listops": _LIMITS, "retrieval": ("stand_in",), "image": ("noise",)}
 
@@ -30,10 +31,10 @@ class LraArguments:
     cache_dir: str | None = flag(None, f"Folder of data that are made (by default {CACHE}), or read from the Hub.")
     num_generated: int | None = flag(None, "Examples to make: by default as many as published, of a stand-in 10,000.")
     generation_seed: int = flag(0, "Seed of what is made and of noise, whichever --seed trains.")
-    min_length: int = flag(500, "ListOps: expressions have more symbols than this,")
-    max_length: int = flag(2000, "and fewer than this.")
-    max_depth: int = flag(10, "ListOps: levels of an expression.")
-    max_args: int = flag(10, "ListOps: the most arguments of an operator.")
+    min_length: int = flag(ListOpsLimits.min_length, "ListOps: expressions have more symbols than this,")
+    max_length: int = flag(ListOpsLimits.max_length, "and fewer than this.")
+    max_depth: int = flag(ListOpsLimits.max_depth, "ListOps: levels of an expression.")
+    max_args: int = flag(ListOpsLimits.max_args, "ListOps: the most arguments of an operator.")
     stand_in: bool = flag(False, "Retrieval: make pairs that stand in for the published ones.")
     noise: float = flag(0.0, "Image: add noise from U(-a, a) to the pixels of all parts; a up to 255.")
     max_seq_length: int | None = flag(
@@ -63,6 +64,11 @@ class LraArguments:
             raise UserError("--generation_seed: nothing is made here, nor is there --noise; leave it out.")
         if self.dataset_revision and (self.data_dir or not task.hub):
             raise UserError("--dataset_revision: nothing is read from the Hub here; leave it out.")
+        of_tasks_made = task.is_made and is_made  # a stand-in is made at once
+        if self.preprocessing_num_workers and not of_tasks_made:
+            raise UserError("--preprocessing_num_workers: nothing is made here by processes; leave it out.")
+        if self.cache_dir and self.stand_in:
+            raise UserError("--cache_dir: a stand-in is made anew for each run, and is not kept; leave it out.")
         if self.draw_examples and not task.is_picture:
             raise UserError(f"--draw_examples: {task.title} has no pictures; leave it out.")
         if self.noise > 255:
@@ -140,7 +146,7 @@ def _read_listops(arguments: LraArguments) -> dict[str, Examples]:
         raise UserError(f"--data_dir {folder} is a file; give the folder with {', '.join(listops.FILES.values())}.")
     if folder is None:
         numbers = [getattr(arguments, name) for name in _LIMITS]
-        limits, count = listops.ListOpsLimits(*numbers), arguments.num_generated or TASKS["listops"].count
+        limits, count = ListOpsLimits(*numbers), arguments.num_generated or TASKS["listops"].count
         folder = arguments.made("-".join(map(str, ["listops", *numbers, count, "seed", arguments.generation_seed])))
         sizes = part_sizes(count, count // 50)
         if not all((folder / name).is_file() for name in listops.FILES.values()):

@@ -68,6 +68,8 @@ class CorpusArguments:
             self.datasets = [f"{name}{configuration}{at}{revision}"]
         if self.validation_file and not (self.train_file or self.datasets):
             raise UserError("--validation_file is given without --train_file or --datasets; say what to train on.")
+        if self.encoding != CorpusArguments.encoding and not (self.train_file or self.validation_file):
+            raise UserError(f"--encoding {self.encoding} is for --train_file and --validation_file; leave it out.")
         if self.document_unit == "file" and (self.datasets or not self.train_file):
             raise UserError("--document_unit file is for text files alone; name them with --train_file.")
         if not 0 <= self.validation_fraction < 1:

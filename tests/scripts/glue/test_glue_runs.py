@@ -168,6 +168,7 @@ def test_models_of_two_stacks_are_refused_in_one_line(tmp_path, recipe, monkeypa
         (["--task_name", "cola", "--batch_eval_metrics", "True"], "need all predictions at once"),
         (["--task_name", "stsb", "--label_smoothing_factor", "0.1"], "--label_smoothing_factor is for classes"),
         (["--task_name", "stsb", "--fit_head"], "--fit_head is for single labels, and stsb has none"),
+        (["--task_name", "cola", "--fit_head", "--lora"], "adapters of --lora could learn; leave one of them out"),
         (["--task_name", "cola", "--search", "--max_steps", "3"], "which --max_steps overrides"),
         (["--task_name", "cola", "--search", "--max_steps", "-1", "--search_batch_sizes", "8", "12"], "12 is not a"),
         (["--task_name", "cola", "--global_batch_size", "12"], "not a multiple of 8"),
@@ -405,7 +406,7 @@ def test_the_first_lines_say_what_is_about_to_run(tmp_path, recipe, monkeypatch,
 
 def test_what_is_uploaded_names_no_place_of_the_machine(tmp_path, recipe, monkeypatch):
     uploads = []
-    monkeypatch.setattr(training, "whoami", lambda token=None: {"name": "me"})
+    monkeypatch.setattr(training, "whoami", lambda: {"name": "me"})
     monkeypatch.setattr(training, "upload_folder", lambda **options: uploads.append(options))
     monkeypatch.setattr(training, "create_repo", lambda name, **_: types.SimpleNamespace(repo_id=name))
     monkeypatch.setattr(
