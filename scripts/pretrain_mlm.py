@@ -18,7 +18,6 @@ blocks as long as those it was trained on, where its folder says that and no rec
 
 import logging
 import math
-import os
 import sys
 from pathlib import Path
 from typing import Any, cast
@@ -96,11 +95,6 @@ def check_stages(training: progress.RunArguments, model: models.ModelArguments, 
         raise UserError("--do_eval alone evaluates a checkpoint; name it with --model_name_or_path.")
     if not training.do_train and training.is_sharded:
         raise UserError("FSDP prepares no model without an optimizer: evaluate a checkpoint without --fsdp.")
-    version = (training.fsdp_plugin_args or {}).get("fsdp_version") or int(os.environ.get("FSDP_VERSION", "1"))
-    loads_once = os.environ.get("FSDP_CPU_RAM_EFFICIENT_LOADING", "").lower() in ("1", "true")
-    if training.is_sharded and version > 1 and loads_once:
-        off = "give `accelerate launch` --fsdp_cpu_ram_efficient_loading false, or say so in its configuration"
-        raise UserError(f"FSDP's RAM-efficient loading hands on no buffers, and SKTformer has some; {off}.")
     if corpus.streaming and training.do_train and training.max_steps <= 0:
         raise UserError("A streamed corpus has no known length: say how long to train with --max_steps.")
     if corpus.streaming:

@@ -39,6 +39,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, IntervalStrategy
 
 from experiments import training as progress
 from experiments.adapters import merge_adapters
+from experiments.arguments import UserError
 from experiments.fitted_head import fit_head
 from experiments.heads import Collator, calibrate_head, set_head_rate, set_layer_rates
 from experiments.plots import SCORE, plot_task_curves
@@ -273,8 +274,17 @@ def predict(
     args = copy.copy(training)
     args.output_dir, args.eval_strategy, args.load_best_model_at_end = str(folder), IntervalStrategy.NO, False
     args.push_to_hub, args.report_to = False, []
-    predictions = FineTuningTrainer(model=model, args=args, data_collator=collator).predict(examples).predictions
-    return predictions[0] if isinstance(predictions, tuple) else predictions
+    trainer = FineTuningTrainer(model=model, args=args, data_collator=collator)
+    return finite_logits(trainer.predict(examples).predictions)
+
+
+def finite_logits(predictions: Any) -> np.ndarray:
+    """The logits among a model's predictions, in float64; a `UserError` if training has diverged."""
+    logits = np.asarray(predictions[0] if isinstance(predictions, tuple) else predictions, dtype=np.float64)
+    if not np.isfinite(logits).all():
+        remedy = "lower --learning_rate, or give a checkpoint whose weights are finite"
+        raise UserError(f"The model's predictions are not finite, training has diverged; {remedy}.")
+    return logits
 
 
 def _evaluate(trainer: FineTuningTrainer, job: Job, parts: Sequence[str]) -> dict[str, float]:

@@ -22,6 +22,7 @@ from experiments.arguments import UserError, one_line
 TABLE_READERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".tsv": "csv", ".parquet": "parquet"}
 # pandas would take the first field for an index, and shift the others, where rows have one more than the header.
 NO_INDEX = {"index_col": False}
+VALIDATION_SPLITS = ("validation", "valid", "val", "dev")  # their names, the first of which there is
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 

@@ -157,6 +157,7 @@ def prepare(training: RunArguments, given: dict[str, Any]) -> None:
         raise UserError("--fp16 needs an accelerator; leave it out, or give --bf16 with --use_cpu.")
     if training.deepspeed and training.use_cpu:
         raise UserError("--deepspeed needs GPUs, and would be passed over with --use_cpu; leave one of them out.")
+    _check_sharding(training)
     _check_processes(training)
     _set_threads(training)
     folder, cache = Path(str(training.output_dir)).resolve(), given.get("cache_dir")
@@ -342,6 +343,14 @@ def _check_upload(training: TrainingArguments, given: dict[str, Any]) -> None:
     training.hub_strategy = HubStrategy.END
     with explained("--push_to_hub cannot reach the Hub as a user"):
         whoami()
+
+
+def _check_sharding(training: RunArguments) -> None:
+    version = (training.fsdp_plugin_args or {}).get("fsdp_version") or int(os.environ.get("FSDP_VERSION", "1"))
+    loads_once = os.environ.get("FSDP_CPU_RAM_EFFICIENT_LOADING", "").lower() in ("1", "true")
+    if training.is_sharded and version > 1 and loads_once:
+        off = "give `accelerate launch` --fsdp_cpu_ram_efficient_loading false, or say so in its configuration"
+        raise UserError(f"FSDP's RAM-efficient loading hands on no buffers, and SKTformer has some; {off}.")
 
 
 def _check_processes(training: TrainingArguments) -> None:

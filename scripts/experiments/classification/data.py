@@ -24,12 +24,12 @@ from experiments.classification.labels import (
     is_number,
     read_labels,
 )
-from experiments.loading import explained_errors, find_files, load_prepared, read_table_file
+from experiments.loading import VALIDATION_SPLITS, explained_errors, find_files, load_prepared, read_table_file
 
 
 _FILES = "a .csv, .tsv, .json, .jsonl or .parquet file, or .txt files (a quoted pattern will do)"
 _TEXTS = ("text", "sentence", "content", "review", "document")
-_SPLITS = {"train": ("train",), "validation": ("validation", "valid", "val", "dev"), "test": ("test",)}
+_SPLITS = {"train": ("train",), "validation": VALIDATION_SPLITS, "test": ("test",)}
 logger = logging.getLogger(__name__)
 _WRITTEN = {"prediction", "probability", "excerpt", "excerpts"}  # columns of the files of predictions
 

@@ -17,6 +17,7 @@ from transformers import EvalPrediction
 from experiments.arguments import UserError
 from experiments.classification.data import TextData
 from experiments.classification.labels import MULTI, REGRESSION, SINGLE, Problem
+from experiments.fine_tuning import finite_logits
 
 
 TFIDF, FROZEN = "TF-IDF", "frozen encoder"  # what is compared with, in reports and tables
@@ -30,10 +31,7 @@ METRICS = {
 
 def probabilities(problem: Problem, predictions: Any) -> np.ndarray:
     """What a model gives, as `(num_examples, num_labels)` probabilities or, for regression, numbers."""
-    logits = np.asarray(predictions[0] if isinstance(predictions, tuple) else predictions, dtype=np.float64)
-    if not np.isfinite(logits).all():
-        remedy = "lower --learning_rate, or mend the checkpoint"
-        raise UserError(f"The model's predictions are not finite, training has diverged; {remedy}.")
+    logits = finite_logits(predictions)
     if problem.kind == SINGLE:
         return softmax(logits, axis=-1)
     return expit(logits) if problem.kind == MULTI else logits.reshape(len(logits), 1)

@@ -163,14 +163,16 @@ _FINE_TUNING_RATE = (
     "- Fine-tuning has the rates of its recipes for every row. That of short excerpts, 0.001, and to begin with these "
     "was settled with scores of SKTformer-best on the test books in view, under one seed: both flatter our rows."
 )
+_MAJORITY = f"- {MAJORITY}: the commonest label of the training part for every text."
 _WORDS = f"- {TFIDF}: logistic regression on the frequencies of words and pairs of words in excerpts of that length."
 _HELD_OUT = "- What is held out at one length is partly trained on at another; test books never are."
 _FULL_ATTENTION = (
     "Nystromformer is pre-trained in its linear form and has full attention here: that form takes no padded batch."
 )
+_TABLE_OF_512 = "[the table of 512 tokens](authorship_frozen_512.md)"
 _GROWN = (
-    "- An SKTformer of 512 tokens is lengthened, and ModernBERT reads positions by rotation; the others of [the "
-    "table of 512 tokens](authorship_frozen_512.md) cannot grow. No model has seen that length in pre-training."
+    "- An SKTformer of 512 tokens is lengthened, and ModernBERT reads positions by rotation; the others of {} cannot "
+    "grow. No model has seen that length in pre-training."
 )
 
 
@@ -231,8 +233,7 @@ TABLES = {
             _RATE,
             _FINE_TUNING_RATE,
             _WORDS,
-            "- An SKTformer of 512 tokens is lengthened, and ModernBERT reads positions by rotation; the others of "
-            "that table cannot grow. No model has seen that length in pre-training.",
+            _GROWN.format("that table"),
             _HELD_OUT,
         ),
     ),
@@ -241,8 +242,8 @@ TABLES = {
         "- The heads of the others read the first token, through a layer that pre-training has not trained. "
         f"{_FULL_ATTENTION}",
     ),
-    "authorship_frozen_2048": _frozen_table(2048, _GROWN),
-    "authorship_frozen": _frozen_table(4096, _GROWN),
+    "authorship_frozen_2048": _frozen_table(2048, _GROWN.format(_TABLE_OF_512)),
+    "authorship_frozen": _frozen_table(4096, _GROWN.format(_TABLE_OF_512)),
     "fine_tuning": Table(
         "Recipes of fine-tuning: authors of excerpts of books",
         _STARTED_ONE
@@ -255,7 +256,7 @@ TABLES = {
         "Recipes of fine-tuning: SST-2",
         _STARTED_ONE + " on the first 4,000 texts of SST-2. {data}.",
         (_BOOKS, _RECIPES_SST2),
-        (*_ONE_CHANGED, f"- {MAJORITY}: the commonest label of the training part for every text.", _RATE),
+        (*_ONE_CHANGED, _MAJORITY, _RATE),
     ),
     "pooling": Table(
         "Pooling: what a classifier reads of a sequence",
@@ -263,6 +264,6 @@ TABLES = {
         "the same seed on the first 4,000 texts of SST-2: {1[num_train_epochs]} epochs of 32 "
         "texts a batch, by the first token or the mean over all (`classifier_pooling`). {data}.",
         (_POOLING_STARTS, _POOLING),
-        (f"- {MAJORITY}: the commonest label of the training part for every text.", _RATE),
+        (_MAJORITY, _RATE),
     ),
 }

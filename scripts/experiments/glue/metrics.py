@@ -11,7 +11,7 @@ from datasets import Dataset
 from scipy.stats import pearsonr, spearmanr
 from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
-from experiments.arguments import UserError
+from experiments.fine_tuning import finite_logits
 from experiments.glue.tasks import TASKS, GlueTask
 
 
@@ -75,10 +75,7 @@ def majority_metrics(task: GlueTask, training: Dataset, evaluation: Dataset) -> 
 
 def predicted_labels(task: GlueTask, predictions: Any) -> np.ndarray:
     """The classes, or similarities as they are, `(num_examples,)`, of a model's logits, `(num_examples, labels)`."""
-    logits = np.asarray(predictions[0] if isinstance(predictions, tuple) else predictions, dtype=np.float64)
-    if not np.isfinite(logits).all():
-        remedy = "lower --learning_rate, or give a checkpoint whose weights are finite"
-        raise UserError(f"{task.name}: the model's predictions are not finite, training has diverged; {remedy}.")
+    logits = finite_logits(predictions)
     return logits.reshape(len(logits)) if task.is_regression else logits.argmax(axis=-1)
 
 

@@ -20,7 +20,7 @@ import datasets
 from datasets.packaged_modules.text.text import TextConfig
 
 from experiments.arguments import UserError, flag, one_line, require_at_least
-from experiments.loading import NO_INDEX, explained_errors, find_dataset, find_files
+from experiments.loading import NO_INDEX, VALIDATION_SPLITS, explained_errors, find_dataset, find_files
 from experiments.text.documentation import documentation_versions, iter_documentation
 from experiments.text.source import Rows, Side, TextSource, Unit, digest
 
@@ -28,7 +28,6 @@ from experiments.text.source import Rows, Side, TextSource, Unit, digest
 logger = logging.getLogger(__name__)
 
 _FILE_TYPES = {".txt": "text", ".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet"}
-_VALIDATION_SPLITS = ("validation", "valid", "val", "dev")
 _DATASET = re.compile(r"(?P<path>[^:@]+)(?::(?P<config>[^@]+))?(?:@(?P<revision>.+))?")
 _explained_errors = partial(
     explained_errors, local="--train_file", configuration="write the configuration as path:config"
@@ -255,7 +254,7 @@ def _select_splits(spec: str, splits: list[str]) -> dict[Side, str]:
     if "train" not in splits and len(splits) > 1:
         raise UserError(f"{spec} has no split `train` but {', '.join(splits)}; give another data set, or files.")
     chosen: dict[Side, str] = {"train": "train" if "train" in splits else splits[0]}
-    validation = [split for split in _VALIDATION_SPLITS if split in splits and "train" in splits]
+    validation = [split for split in VALIDATION_SPLITS if split in splits and "train" in splits]
     return chosen | ({"validation": validation[0]} if validation else {})
 
 
