@@ -16,7 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from experiments import fine_tuning, trials
 from experiments.adapters import add_lora
 from experiments.arguments import Command, UserError
-from experiments.checkpoints import CheckpointArguments, load_classifier, start_classifier
+from experiments.checkpoints import CheckpointArguments, load_classifier, load_trained_config, start_classifier
 from experiments.glue.metrics import compute_metrics, majority_metrics, predicted_labels
 from experiments.glue.tasks import DIAGNOSTICS, SIMILARITY_RANGE, TASKS, GlueArguments, GlueTask
 from experiments.model_card import example_input, public_name, write_classifier_card
@@ -74,6 +74,7 @@ def choose_start(task: GlueTask, command: Command, runs_mnli: bool = False) -> C
 
 def load_task_tokenizer(task: GlueTask, start: CheckpointArguments, command: Command) -> PreTrainedTokenizerBase:
     """The tokenizer of a checkpoint, which is seen to make a model for a task."""
+    load_trained_config(start)  # a checkpoint that is not there is not called a tokenizer
     tokenizer = classifier.load_text_tokenizer(start)
     load_task_model(task, start, command, tokenizer, command.groups[-1].do_train)
     return tokenizer
