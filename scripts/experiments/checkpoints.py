@@ -14,7 +14,13 @@ from transformers import (
 from transformers.utils import find_adapter_config_file
 
 from experiments.arguments import UserError, explained, flag
-from experiments.models import TRAINED_DTYPE, OriginArguments, check_encoder, load_checkpoint_config
+from experiments.models import (
+    TRAINED_DTYPE,
+    OriginArguments,
+    check_encoder,
+    check_one_model,
+    load_checkpoint_config,
+)
 
 
 @dataclass
@@ -104,8 +110,9 @@ class _Candidate:
 def _load_candidate(arguments: CheckpointArguments, labels: Sequence[str], regression_label: str) -> _Candidate:
     name = f"The checkpoint {arguments.model_name_or_path}"
     with explained(f"{name} cannot be loaded as a classification model", quiet=True):
-        trained = load_trained_config(arguments)
+        _refuse_adapter(arguments)
         config = _wanted_config(arguments, labels, regression_label)
+        trained = load_trained_config(arguments)
         model, info = AutoModelForSequenceClassification.from_pretrained(
             arguments.model_name_or_path,
             config=config,
@@ -145,6 +152,7 @@ def load_trained_config(arguments: CheckpointArguments) -> PreTrainedConfig:
     """The configuration of a fine-tuned checkpoint; a `UserError` if there is none."""
     with explained(f"The checkpoint {arguments.model_name_or_path} cannot be loaded"):
         _refuse_adapter(arguments)
+        check_one_model(arguments.model_name_or_path)
         return AutoConfig.from_pretrained(arguments.model_name_or_path, **arguments.hub_options)
 
 

@@ -278,12 +278,12 @@ def predict(
     return finite_logits(trainer.predict(examples).predictions)
 
 
-def finite_logits(predictions: Any) -> np.ndarray:
+def finite_logits(predictions: Any, name: str = "The model") -> np.ndarray:
     """The logits among a model's predictions, in float64; a `UserError` if training has diverged."""
     logits = np.asarray(predictions[0] if isinstance(predictions, tuple) else predictions, dtype=np.float64)
     if not np.isfinite(logits).all():
         remedy = "lower --learning_rate, or give a checkpoint whose weights are finite"
-        raise UserError(f"The model's predictions are not finite, training has diverged; {remedy}.")
+        raise UserError(f"{name}'s predictions are not finite, training has diverged; {remedy}.")
     return logits
 
 

@@ -11,6 +11,7 @@ import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from experiments.results import format_table, write_atomically
+from modeling_sktformer import available_presets
 
 
 _CARD = """---
@@ -42,11 +43,11 @@ With `scripts/{script}` of SKTformer and these arguments; those that name places
 """
 # Arguments that name places of the machine the model was trained on, or are nobody's business.
 _LOCAL = re.compile(
-    r"hub_.*|.*(_dir|_file|_name_or_path|_checkpoint)|datasets|run_name"
+    r"hub_.*|.*(_dir|_file|_name_or_path|_checkpoint)|run_name"
     r"|deepspeed|(fsdp|accelerator|parallelism)_config"
 )
 # Arguments that may name a place, or what is on the Hub or shipped, which is nobody's secret.
-_NAMES = ("dataset_name", "config_name", "tokenizer_name")
+_NAMES = ("datasets", "dataset_name", "config_name", "tokenizer_name")
 _PIPELINE = "from transformers import pipeline\n\n"
 _USES = {
     "fill-mask": _PIPELINE + 'fill_mask = pipeline("fill-mask", model="{title}"{remote})\nprint(fill_mask({example}))',
@@ -101,7 +102,9 @@ def write_card(folder: str | Path, facts: CardFacts, metrics: Mapping[str, Any],
         ],
     )
     local = {name for name in arguments if _LOCAL.fullmatch(name)}
-    local |= {name for name in _NAMES if _is_place(arguments.get(name))}
+    local |= {name for name in _NAMES if _names_place(arguments.get(name))}
+    if local & {"datasets", "train_file"}:
+        local.add("probabilities")  # of which there is one for each
     portable = {name: value for name, value in arguments.items() if name not in local}
     remote = ", trust_remote_code=True" if model_type == "sktformer" else ""
     picture = f"![{facts.picture_title}]({facts.picture})\n\n" if Path(folder, facts.picture).is_file() else ""
@@ -133,6 +136,12 @@ def name_in_card(folder: str | Path, name: str) -> None:
 def public_name(place: str) -> str:
     """The id of what is on the Hub, and of a folder of this machine its name alone."""
     return Path(place).expanduser().resolve().name if _is_place(place) else place
+
+
+def _names_place(value: Any) -> bool:
+    """Whether an argument is a place, or a list with one, in the spelling of --datasets; a preset's name is none."""
+    each = value if isinstance(value, list) else [] if value in available_presets() else [value]
+    return any(_is_place(name) or _is_place(re.split("[:@]", str(name))[0]) for name in each)
 
 
 def _is_place(value: Any) -> bool:

@@ -349,8 +349,10 @@ def _check_sharding(training: RunArguments) -> None:
     version = (training.fsdp_plugin_args or {}).get("fsdp_version") or int(os.environ.get("FSDP_VERSION", "1"))
     loads_once = os.environ.get("FSDP_CPU_RAM_EFFICIENT_LOADING", "").lower() in ("1", "true")
     if training.is_sharded and version > 1 and loads_once:
-        off = "give `accelerate launch` --fsdp_cpu_ram_efficient_loading false, or say so in its configuration"
-        raise UserError(f"FSDP's RAM-efficient loading hands on no buffers, and SKTformer has some; {off}.")
+        off = "leave cpu_ram_efficient_loading out of --fsdp_config"
+        if not training.fsdp:
+            off = "give `accelerate launch` --fsdp_cpu_ram_efficient_loading false, or say so in its configuration"
+        raise UserError(f"FSDP's RAM-efficient loading hands on no buffers, such as SKTformer's samples; {off}.")
 
 
 def _check_processes(training: TrainingArguments) -> None:

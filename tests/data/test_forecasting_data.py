@@ -4,7 +4,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from torch.utils.data import default_collate
 
 from experiments.arguments import UserError
 from experiments.forecasting import baselines as baselines_module
@@ -593,13 +592,6 @@ def test_metrics_weigh_values_alike():
     full = compute_metrics(type("", (), {"predictions": sums[:64], "label_ids": counts[:64]})())
     assert (full["legacy_mse"], full["legacy_mae"]) == (full["mse"], full["mae"])
     assert "legacy_mse" not in compute_metrics(type("", (), {"predictions": sums[:9], "label_ids": counts[:9]})())
-
-
-def test_windows_are_collated():
-    _, parts = make_parts(make_synthetic(100, 0), 10, 3)
-    batch = default_collate([parts["train"][0], parts["train"][1]])
-    assert batch["past_values"].shape == (2, 10, 3)
-    assert batch["future_values"].shape == (2, 3, 3)
 
 
 def test_a_season_longer_than_the_past_is_cut_to_it():

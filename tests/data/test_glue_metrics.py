@@ -171,7 +171,7 @@ def test_logits_become_classes_and_similarities():
 def test_predictions_that_are_no_numbers_are_an_error(task, value):
     logits = np.zeros((3, 1 if task == "stsb" else 2))
     logits[1, 0] = value
-    with pytest.raises(UserError, match=r"not finite.*--learning_rate"):
+    with pytest.raises(UserError, match=f"{task}: .*not finite.*--learning_rate"):
         predicted_labels(TASKS[task], logits)
 
 

@@ -49,14 +49,25 @@ def test_a_card_names_what_the_hub_asks_for(tmp_path, base_model, named, monkeyp
 def test_a_card_s_arguments_train_the_same_model(tmp_path, monkeypatch):
     """Names of what is shipped or on the Hub stay, and so does a word that happens to be a folder's name, too."""
     monkeypatch.chdir(tmp_path)
-    for name in ("image", "tokenizer"):
+    for name in ("image", "tokenizer", "sktformer-tiny-best"):
         (tmp_path / name).mkdir()
     facts = CardFacts("pretrain_mlm.py", "fill-mask", "A model.", "a [MASK]", {}, "none", "text")
-    named = {"config_name": "tiny-best", "tokenizer_name": "tokenizer", "task_name": "image", "seed": 1}
+    named = {"config_name": "sktformer-tiny-best", "tokenizer_name": "tokenizer", "task_name": "image", "seed": 1}
     write_card(tmp_path, facts, {"model_type": "bert"}, named)
     text = (tmp_path / "README.md").read_text()
-    assert "config_name: tiny-best\ntask_name: image\nseed: 1" in text
+    assert "config_name: sktformer-tiny-best\ntask_name: image\nseed: 1" in text
     assert "tokenizer_name" not in text
+
+
+@pytest.mark.parametrize(("datasets", "is_kept"), [(["a/b:c@main", "d/e"], True), (["a/b", "folder:c"], False)])
+def test_mixed_data_sets_stay_in_a_card_if_none_is_a_folder(tmp_path, monkeypatch, datasets, is_kept):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    facts = CardFacts("pretrain_mlm.py", "fill-mask", "A model.", "a [MASK]", {}, "none", "text")
+    write_card(tmp_path, facts, {"model_type": "bert"}, {"datasets": datasets, "probabilities": [0.5, 0.5]})
+    text = (tmp_path / "README.md").read_text()
+    assert ("datasets:\n- a/b:c@main\n- d/e\nprobabilities:" in text) == is_kept
+    assert ("probabilities" in text) == is_kept
 
 
 def test_the_name_of_a_run_is_no_argument_of_a_card(tmp_path):

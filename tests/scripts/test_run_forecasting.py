@@ -28,6 +28,7 @@ from experiments.forecasting.forecasters import (
 from experiments.forecasting.report import draw_windows, write_report
 from experiments.forecasting.series import make_synthetic, read_file
 from experiments.forecasting.windows import Scaler, SeriesArguments, make_windows
+from experiments.plots import plot_task_curves
 from experiments.results import describe_environment, write_json
 from experiments.run_folder import METRICS_FILE
 from experiments.runs import read_runs
@@ -94,7 +95,14 @@ def test_a_checkpoint_s_weights_of_a_channel_meet_no_other_one(run, tmp_path, sh
     run(*checkpoint, *swapped, "--target_columns", "north", "south", name="on")
 
 
-def test_a_run_leaves_tables_forecasts_and_pictures(run, tmp_path, capsys):
+def test_a_run_leaves_tables_forecasts_and_pictures(run, tmp_path, capsys, monkeypatch):
+    drawn: list = []
+
+    def note(histories, path, title, measure):
+        drawn.append(measure[0])
+        plot_task_curves(histories, path, title, measure)
+
+    monkeypatch.setattr("experiments.fine_tuning.plot_task_curves", note)
     file = write_series(tmp_path / "s.csv")
     flags = ["--data_file", file, "--timestamp_column", "when", "--do_train", "--do_eval", "--do_predict"]
     run(*flags, "--prediction_length", "6", "9")
@@ -103,6 +111,7 @@ def test_a_run_leaves_tables_forecasts_and_pictures(run, tmp_path, capsys):
         assert f"| {row}" in printed
     assert "6, MSE" in printed
     assert "9, MAE" in printed
+    assert drawn == ["eval_mse", "eval_mse"]
     for horizon in (6, 9):
         folder = tmp_path / "run" / f"horizon-{horizon}"
         metrics = metrics_of(tmp_path / "run", horizon)

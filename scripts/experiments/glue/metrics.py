@@ -75,7 +75,7 @@ def majority_metrics(task: GlueTask, training: Dataset, evaluation: Dataset) -> 
 
 def predicted_labels(task: GlueTask, predictions: Any) -> np.ndarray:
     """The classes, or similarities as they are, `(num_examples,)`, of a model's logits, `(num_examples, labels)`."""
-    logits = finite_logits(predictions)
+    logits = finite_logits(predictions, f"{task.name}: the model")
     return logits.reshape(len(logits)) if task.is_regression else logits.argmax(axis=-1)
 
 
