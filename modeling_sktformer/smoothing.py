@@ -100,13 +100,15 @@ class FourierConvolution(nn.Module):
 
 def convolve_tokens(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """
-    Convolve along the tokens, with zeros around every sequence: `conv1d(inputs.mT, weight, bias, padding).mT`.
-
-    Maps `(B, S, d or 2 d)`, zero at padding, to `(B, S, d)` with the weight and bias of a `nn.Conv1d`: as an image of
-    one row whose columns (channels) stand last, which is how they stand around it.
+    Convolve `(B, S, d or 2 d)`, zero at padding, along the tokens to `(B, S, d)`, as `nn.Conv1d` does with its weight:
+    an image of one row whose columns (channels) stand last, which is how they stand around it, where that is fast.
     """
-    image, padding = inputs.mT.unsqueeze(2), (0, weight.shape[-1] // 2)
-    return nn.functional.conv2d(image, weight.unsqueeze(2), bias, padding=padding).squeeze(2).mT
+    columns, padding = inputs.mT, weight.shape[-1] // 2
+    if not torch.compiler.is_compiling() and inputs.device.type == "cpu" and inputs.requires_grad:
+        # oneDNN without AVX-512 takes long for the gradients of weights in rows of many tokens.
+        if inputs.shape[1] > 2048 and torch.backends.cpu.get_cpu_capability() != "AVX512":
+            return nn.functional.conv1d(columns, weight, bias, padding=padding).mT
+    return nn.functional.conv2d(columns.unsqueeze(2), weight.unsqueeze(2), bias, padding=(0, padding)).squeeze(2).mT
 
 
 class ConvolutionStem(nn.Module):
@@ -125,10 +127,8 @@ class ConvolutionStem(nn.Module):
 
     def forward(self, columns: torch.Tensor, sequences: Sequences) -> torch.Tensor:
         """Map the Fourier convolution, if it is on, beside its input, `(B, S, d or 2 d)`, zero at padding."""
-        if is_plain(self.convolution, nn.Conv1d):
-            sums = convolve_tokens(columns, self.convolution.weight, self.convolution.bias)
-        else:
-            sums = self.convolution(columns.mT).mT
+        stem, can_be_read = self.convolution, is_plain(self.convolution, nn.Conv1d)
+        sums = convolve_tokens(columns, stem.weight, stem.bias) if can_be_read else stem(columns.mT).mT
         return self._finish(sums, sequences)
 
     def forward_folded(
