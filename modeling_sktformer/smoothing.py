@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from transformers.activations import ACT2FN
 from transformers.utils.generic import maybe_autocast
+from transformers.utils.import_utils import is_tracing
 
 from .circle import Circle, add_folded_stem
 from .kernels import Dropout, LayerNorm, is_plain
@@ -56,10 +57,8 @@ def fourier_convolution(
     convolved = torch.fft.irfft(filtered, n=num_positions, norm="forward")  # (B, d, N)
     if torch.compiler.is_compiling():
         # A slice is contiguous if it is the whole, and to ask which it is binds a graph to one of the two.
-        kept = convolved.index_select(-1, torch.arange(length, device=inputs.device))
-    else:
-        kept = convolved[..., :length]
-    return kept.mT.to(inputs.dtype)
+        return convolved.index_select(-1, torch.arange(length, device=inputs.device)).mT.to(inputs.dtype)
+    return convolved[..., :length].mT.to(inputs.dtype)
 
 
 def multiply_spectra(spectrum: torch.Tensor, gains: torch.Tensor) -> torch.Tensor:
@@ -101,14 +100,16 @@ class FourierConvolution(nn.Module):
 def convolve_tokens(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """
     Convolve `(B, S, d or 2 d)`, zero at padding, along the tokens to `(B, S, d)`, as `nn.Conv1d` does with its weight:
-    an image of one row whose columns (channels) stand last, which is how they stand around it, where that is fast.
+    an image of one row whose columns (channels) stand last, which is how they stand around it.
     """
-    columns, padding = inputs.mT, weight.shape[-1] // 2
-    if not torch.compiler.is_compiling() and inputs.device.type == "cpu" and inputs.requires_grad:
-        # oneDNN without AVX-512 takes long for the gradients of weights in rows of many tokens.
-        if inputs.shape[1] > 2048 and torch.backends.cpu.get_cpu_capability() != "AVX512":
-            return nn.functional.conv1d(columns, weight, bias, padding=padding).mT
-    return nn.functional.conv2d(columns.unsqueeze(2), weight.unsqueeze(2), bias, padding=(0, padding)).squeeze(2).mT
+    length, margin = inputs.shape[1], weight.shape[-1] // 2
+    if not is_tracing() and length > 2048 and inputs.is_cpu and torch.backends.cpu.get_cpu_capability() == "AVX2":
+        # In rows of many tokens oneDNN's AVX2 code takes long for the gradients of weights, in pieces of them not.
+        padded = nn.functional.pad(inputs, (0, 0, margin, margin + -length % 128))
+        pieces = padded.unfold(1, 128 + 2 * margin, 128).mT.flatten(0, 1)
+        sums = convolve_tokens(pieces, weight, bias)[:, margin : margin + 128]
+        return sums.unflatten(0, (-1, -(-length // 128))).flatten(1, 2)[:, :length]
+    return nn.functional.conv2d(inputs.mT.unsqueeze(2), weight.unsqueeze(2), bias, padding=(0, margin)).squeeze(2).mT
 
 
 class ConvolutionStem(nn.Module):
@@ -116,10 +117,9 @@ class ConvolutionStem(nn.Module):
 
     def __init__(self, config):
         super().__init__()
-        width = config.hidden_size
+        width, kernel_size = config.hidden_size, config.conv_kernel_size
         num_columns = 2 * width if config.use_fourier_convolution else width
-        padding = config.conv_kernel_size // 2
-        self.convolution = nn.Conv1d(num_columns, width, config.conv_kernel_size, padding=padding)
+        self.convolution = nn.Conv1d(num_columns, width, kernel_size, padding=kernel_size // 2)
         self.has_batch_norm = config.smoother_norm == "batch_norm"
         self.norm = PositionBatchNorm(config) if self.has_batch_norm else LayerNorm(width, eps=config.layer_norm_eps)
         self.activation = nn.ELU() if config.smoother_activation == "elu" else ACT2FN[config.smoother_activation]
@@ -127,8 +127,8 @@ class ConvolutionStem(nn.Module):
 
     def forward(self, columns: torch.Tensor, sequences: Sequences) -> torch.Tensor:
         """Map the Fourier convolution, if it is on, beside its input, `(B, S, d or 2 d)`, zero at padding."""
-        stem, can_be_read = self.convolution, is_plain(self.convolution, nn.Conv1d)
-        sums = convolve_tokens(columns, stem.weight, stem.bias) if can_be_read else stem(columns.mT).mT
+        convolution, plain = self.convolution, is_plain(self.convolution, nn.Conv1d)
+        sums = convolve_tokens(columns, convolution.weight, convolution.bias) if plain else convolution(columns.mT).mT
         return self._finish(sums, sequences)
 
     def forward_folded(
