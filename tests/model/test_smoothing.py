@@ -647,11 +647,12 @@ def test_rows_of_any_length_are_convolved_alike(capability, monkeypatch):
     expected = torch.nn.functional.conv1d(inputs.mT, weight, padding=2).mT
     num_rows: list[int] = []
     convolve = torch.nn.functional.conv2d
-    monkeypatch.setattr(
-        torch.nn.functional,
-        "conv2d",
-        lambda image, *args, **kw: num_rows.append(len(image)) or convolve(image, *args, **kw),
-    )
+
+    def note(image: torch.Tensor, *args, **options) -> torch.Tensor:
+        num_rows.append(len(image))
+        return convolve(image, *args, **options)
+
+    monkeypatch.setattr(torch.nn.functional, "conv2d", note)
     convolved = convolve_tokens(inputs, weight, None)
     convolve_tokens(inputs[:, 1:], weight, None)
     with torch.no_grad():
