@@ -51,16 +51,16 @@ class Landmarks(NamedTuple):
         return states.gather(1, positions.unsqueeze(-1).expand(-1, -1, states.shape[-1]))
 
 
-def select_landmarks(landmark_order: torch.Tensor, num_landmarks: int, sequences: Sequences) -> Landmarks:
+def select_landmarks(order: torch.Tensor, num_landmarks: int, sequences: Sequences) -> Landmarks:
     """
     Select the landmarks of a layer: each sequence's first `num_landmarks` real tokens in the layer's sampled order.
 
     A sequence of N tokens gets the paper's uniform sample (Algorithm 1); a shorter one a uniform sample of its own
-    tokens, never of padding. `landmark_order`, `(N,)`, is a permutation of the positions; k = min(`num_landmarks`, S),
+    tokens, never of padding. `order`, `(N,)`, is a permutation of the positions; k = min(`num_landmarks`, S),
     in graphs `num_landmarks`.
     """
-    length, num_positions, mask = sequences.length, len(landmark_order), sequences.token_mask
-    ranks = landmark_order.argsort()  # the inverse permutation
+    length, num_positions, mask = sequences.length, len(order), sequences.token_mask
+    ranks = torch.empty_like(order).scatter(0, order, torch.arange(num_positions, device=order.device))  # the inverse
     if not is_tracing():
         ranks = ranks[:length] if mask is None else torch.where(mask, ranks[:length], num_positions)
         landmark_ranks, positions = ranks.topk(min(num_landmarks, length), largest=False, sorted=True)
