@@ -573,6 +573,21 @@ def test_passes_are_not_counted_in_steps(name):
         TABLES[name].with_arguments(arguments)
 
 
+def test_the_table_of_noise_is_cut_short_by_steps_and_says_so():
+    table = TABLES["lra_noise"]
+    with pytest.raises(UserError, match="leave --num_train_epochs out; the table counts steps, which --max_steps"):
+        table.with_arguments(ComparisonArguments(table="lra_noise", run_flags="--num_train_epochs 1"))
+    arguments = ComparisonArguments(table="lra_noise", run_flags="--max_steps 30 --global_batch_size 16")
+    cut = table.with_arguments(arguments)
+    for each, steps in ((table, "5,000"), (cut, "30")):
+        assert each.text.format(each.stages[0].recipe(), data="x").startswith(f"{steps} steps, ")
+    (stage,) = cut.stages
+    planner = execution._StageRuns(stage, stage.rows(), {}, arguments, {})
+    for length, expected in ((None, "30"), (7, "7")):  # the latter as a search has it
+        words = planner.plan("BERT", replace(stage.cases[0], max_steps=length), 0.1).arguments
+        assert [words[at + 1] for at, word in enumerate(words) if word == "--max_steps"] == [expected]
+
+
 def test_a_later_recipe_takes_the_place_of_what_it_contradicts():
     recipe = TABLES["glue"].stages[1].recipe()
     assert recipe["max_steps"] == 800

@@ -178,7 +178,8 @@ class _StageRuns:
         flags = ["--recipe", *recipes] if recipes else []
         flags += recipe_to_flags({flag: value for flag, value in self.given.items() if flag in self.stage.data})
         # A search is shorter than the runs that it is for.
-        run_flags = _without_flag(self.stage.run_flags, "num_train_epochs" if case.max_steps else "")
+        lengths = ("num_train_epochs", "max_steps") if case.max_steps else ()
+        run_flags = _without_flag(self.stage.run_flags, *lengths)
         row = row if rate is None else _without_flag(row, "learning_rate")  # it stands at the end, whoever chose it
         flags += [*case.flags, *run_flags, *row, "--seed", str(seed)]
         # Where both say it, the row would win, and the rows would differ in more than they say.
@@ -204,11 +205,11 @@ def _means(metrics: Mapping[str, Any]) -> str:
     return f"{environment['device']}{threads}"
 
 
-def _without_flag(flags: Sequence[str], name: str) -> list[str]:
-    """Flags with their values, but for one."""
+def _without_flag(flags: Sequence[str], *names: str) -> list[str]:
+    """Flags with their values, but for those of these names."""
     kept, is_kept = [], True
     for word in flags:
         if word.startswith("--"):
-            is_kept = word[2:].partition("=")[0].replace("-", "_") != name
+            is_kept = word[2:].partition("=")[0].replace("-", "_") not in names
         kept += [word] * is_kept
     return kept

@@ -110,11 +110,12 @@ def _noise() -> Table:
     """Table 5: noise on the pixels of Image."""
     amplitudes = next(iter(NOISES.values()))
     measure = _accuracy("", rows=tuple((name, f"published.noise.{name}") for name in NOISES))
-    cases = tuple(Case(f"noise {a}", f"noise-{a}", ("--noise", str(a)), max_steps=5000) for a in amplitudes)
+    cases = tuple(Case(f"noise {a}", f"noise-{a}", ("--noise", str(a))) for a in amplitudes)
     stage = _stage("image", "noise", "lra_noise", (*_costs(NOISES), measure), cases)
-    stage = replace(stage, rate_case=0, has_mean=True, label="accuracy (%)")
+    recipes = (*stage.recipes, "lra/noise.yaml")
+    stage = replace(stage, recipes=recipes, rate_case=0, has_mean=True, label="accuracy (%)")
     table = _table("image", "noise on the pixels", stage)
-    return replace(table, text=f"{cases[0].max_steps:,} steps, {table.text}")
+    return replace(table, text="{0[max_steps]:,} steps, " + table.text)
 
 
 def _analysis(task: str, runs: str, title: str) -> Table:

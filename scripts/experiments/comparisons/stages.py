@@ -240,6 +240,8 @@ class Table:
             refused |= dict.fromkeys(("max_steps", "num_train_epochs"), "the table says how long its runs are")
         elif any(stage.counts_passes() for stage in self.stages):
             refused["max_steps"] = "the table counts passes, which --num_train_epochs changes"
+        elif any("max_steps" in stage.recipe() for stage in self.stages):
+            refused["num_train_epochs"] = "the table counts steps, which --max_steps changes"
         for name in refused:
             if name in further:
                 raise UserError(f"--run_flags {arguments.run_flags!r}: leave --{name} out; {refused[name]}.")
