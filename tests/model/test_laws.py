@@ -76,11 +76,14 @@ def outcome(model, batch: Batch, side: str, width: int):
 
 
 @both_modes
-@all_smoothers
-@pytest.mark.parametrize("pooling", ["cls", "mean", "mean_std", "layers"])
+@pytest.mark.parametrize(
+    "overrides",
+    [*SMOOTHERS, *({"classifier_pooling": pooling} for pooling in ("mean", "mean_std", "layers"))],
+    ids=str,
+)
 @all_models
-def test_padding_changes_nothing(model_class, pooling, smoother, training):
-    model = make_model(model_class, classifier_pooling=pooling, **smoother).train(training)
+def test_padding_changes_nothing(model_class, overrides, training):
+    model = make_model(model_class, **overrides).train(training)
     batch = make_batch([12, 1, 7, 3])
     loss, rows, grads = outcome(model, batch, "right", 12)
     assert grads
@@ -825,9 +828,8 @@ def test_autocast():
     assert all(gradient.isfinite().all() for gradient in gradients(model).values())
 
 
-@both_modes
-def test_compiles_without_a_graph_break(training):
-    model = make_model(SKTformerModel).train(training)
+def test_compiles_without_a_graph_break():
+    model = make_model(SKTformerModel).eval()
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     batch = make_batch([12, 7])
     expected = model(**batch.inputs("left", 14)).last_hidden_state
