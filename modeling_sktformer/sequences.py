@@ -60,7 +60,7 @@ def select_landmarks(order: torch.Tensor, num_landmarks: int, sequences: Sequenc
     in graphs `num_landmarks`.
     """
     length, num_positions, mask = sequences.length, len(order), sequences.token_mask
-    ranks = torch.empty_like(order).scatter(0, order, torch.arange(num_positions, device=order.device))  # the inverse
+    ranks = torch.full_like(order, num_positions).scatter(0, order, torch.arange(num_positions, device=order.device))
     if not is_tracing():
         ranks = ranks[:length] if mask is None else torch.where(mask, ranks[:length], num_positions)
         landmark_ranks, positions = ranks.topk(min(num_landmarks, length), largest=False, sorted=True)

@@ -102,14 +102,14 @@ def convolve_tokens(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tens
     Convolve `(B, S, d or 2 d)`, zero at padding, along the tokens to `(B, S, d)`, as `nn.Conv1d` does with its weight:
     an image of one row whose columns (channels) stand last, which is how they stand around it.
     """
-    length, margin = inputs.shape[1], weight.shape[-1] // 2
-    if not is_tracing() and length > 2048 and inputs.is_cpu and torch.backends.cpu.get_cpu_capability() == "AVX2":
-        # In rows of many tokens oneDNN's AVX2 code takes long for the gradients of weights, in pieces of them not.
-        padded = nn.functional.pad(inputs, (0, 0, margin, margin + -length % 128))
-        pieces = padded.unfold(1, 128 + 2 * margin, 128).mT.flatten(0, 1)
-        sums = convolve_tokens(pieces, weight, bias)[:, margin : margin + 128]
-        return sums.unflatten(0, (-1, -(-length // 128))).flatten(1, 2)[:, :length]
-    return nn.functional.conv2d(inputs.mT.unsqueeze(2), weight.unsqueeze(2), bias, padding=(0, margin)).squeeze(2).mT
+    length, margin, piece = inputs.shape[1], weight.shape[-1] // 2, 128
+    # In long rows oneDNN's AVX2 code takes long for the gradients of weights, but not in pieces of such a row.
+    cut = not is_tracing() and length > 2048 and inputs.is_cpu and torch.backends.cpu.get_cpu_capability() == "AVX2"
+    if cut:
+        padded = nn.functional.pad(inputs, (0, 0, margin, margin + -length % piece))
+        inputs, margin = padded.unfold(1, piece + 2 * margin, piece).mT.flatten(0, 1).contiguous(), 0
+    sums = nn.functional.conv2d(inputs.mT.unsqueeze(2), weight.unsqueeze(2), bias, padding=(0, margin)).squeeze(2).mT
+    return sums.unflatten(0, (-1, -(-length // piece))).flatten(1, 2)[:, :length] if cut else sums
 
 
 class ConvolutionStem(nn.Module):

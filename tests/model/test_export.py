@@ -51,9 +51,10 @@ def batches_of(num_positions: int) -> list[dict[str, torch.Tensor]]:
     ]
 
 
-def make_head(model_class, **overrides) -> nn.Module:
-    """A model with one layer, which takes half the time to trace; what layers share, graphs of the encoder show."""
-    return make_model(model_class, num_hidden_layers=1 + (model_class is SKTformerModel), **overrides)
+def make_traced(model_class, **overrides) -> nn.Module:
+    """A model to be traced: what layers share, two classes show; the others have one, which takes half the time."""
+    has_two = model_class in (SKTformerModel, SKTformerForSequenceClassification)
+    return make_model(model_class, num_hidden_layers=2 if has_two else 1, **overrides)
 
 
 def results_of(model_class, output) -> list[torch.Tensor]:
@@ -79,7 +80,7 @@ def test_a_trace_of_full_inputs_reads_masks(model_class):
     [*((model_class, "batch_norm", 15) for model_class in ENCODERS), (SKTformerModel, "layer_norm", 16)],
 )
 def test_one_exported_graph_serves_every_batch_and_length(model_class, smoother_norm, num_positions):
-    model = make_head(model_class, smoother_norm=smoother_norm, max_position_embeddings=num_positions).eval()
+    model = make_traced(model_class, smoother_norm=smoother_norm, max_position_embeddings=num_positions).eval()
     example = make_batch([12, 7, 3]).inputs("left", 13)
     graph = torch.export.export(model, (), example, dynamic_shapes=DYNAMIC).module()
     for inputs in batches_of(num_positions):
@@ -134,7 +135,7 @@ def test_exports_call_projections_whose_weights_know_few_operations(monkeypatch)
 @pytest.mark.parametrize("side", ["right", "left"])
 def test_states_that_are_asked_for_compile_with_gradients_and_padding(side):
     """Whether they were moved, and so have gradients of their own, is not asked in a graph."""
-    model, inputs = make_head(SKTformerForMaskedLM), make_batch([12, 7]).inputs(side, 13)
+    model, inputs = make_model(SKTformerForMaskedLM), make_batch([12, 7]).inputs(side, 13)
     options = {"output_hidden_states": True, "output_attentions": True}
     expected = model(**inputs, **options)  # first: transformers' hooks that note states are put on outside of graphs
     compiled = torch.compile(model, backend="eager", fullgraph=True)(**inputs, **options)
@@ -167,7 +168,7 @@ def test_layers_compiled_alone_fold_as_the_plain_code_does(monkeypatch):
 @pytest.mark.parametrize("pooling", ["mean_std", "layers"])
 @pytest.mark.parametrize("model_class", PAIR_HEADS)
 def test_heads_of_pairs_export(model_class, pooling):
-    model = make_head(model_class, classifier_pooling=pooling).eval()
+    model = make_traced(model_class, classifier_pooling=pooling).eval()
     pairs = in_pairs(make_batch([12, 7, 3, 5]).inputs("left", 13))
     dynamic = {name: {0: Dim.DYNAMIC, 2: Dim.DYNAMIC} for name in pairs}
     graph = torch.export.export(model, (), pairs, dynamic_shapes=dynamic).module()
@@ -182,7 +183,7 @@ def test_heads_of_pairs_export(model_class, pooling):
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_onnx_has_the_same_numbers(model_class, smoother_norm, num_positions, tmp_path):
     overrides = {"smoother_norm": smoother_norm, "max_position_embeddings": num_positions}
-    model = make_head(model_class, classifier_pooling="layers", **overrides).float().eval()
+    model = make_traced(model_class, classifier_pooling="layers", **overrides).float().eval()
     example = make_batch([12, 7, 3]).inputs("left", 13)
     path = tmp_path / "model.onnx"
     options: dict[str, Any] = {"dynamic_shapes": DYNAMIC, "output_names": ["logits"], "dynamo": True}
@@ -202,17 +203,17 @@ def test_onnx_has_the_same_numbers(model_class, smoother_norm, num_positions, tm
 
 
 @pytest.mark.parametrize(
-    ("model_class", "training"),
+    "model_class",
     [
-        (SKTformerForMaskedLM, True),
-        (SKTformerForSequenceClassification, False),
-        *(pytest.param(head, True, marks=pytest.mark.slow) for head in PAIR_HEADS),
+        SKTformerForMaskedLM,
+        SKTformerForSequenceClassification,
+        *(pytest.param(head, marks=pytest.mark.slow) for head in PAIR_HEADS),
     ],
 )
 # The number of labelled positions depends on the data: that it may stay in the graph has to be asked for.
 @torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True)
-def test_compiles_without_a_graph_break_for_every_length(model_class, training):
-    model = make_head(model_class, classifier_pooling="layers").train(training)
+def test_compiles_without_a_graph_break_for_every_length(model_class):
+    model = make_traced(model_class, classifier_pooling="layers").train()
     compiled = torch.compile(model, fullgraph=True, dynamic=True, backend="aot_eager")
     for lengths in ([12, 7, 3, 9], [16, 9], [5, 2, 4, 1]):
         batch = make_batch(lengths)
@@ -233,7 +234,7 @@ def test_compiles_without_a_graph_break_for_every_length(model_class, training):
 
 
 def test_labelled_positions_leave_no_graph_break_without_sparse_prediction():
-    model = make_head(SKTformerForMaskedLM, sparse_prediction=False).train()
+    model = make_traced(SKTformerForMaskedLM, sparse_prediction=False).train()
     batch = make_batch([12, 7])
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     output = compiled(**batch.inputs(), **batch.labels(SKTformerForMaskedLM))

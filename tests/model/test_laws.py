@@ -76,14 +76,20 @@ def outcome(model, batch: Batch, side: str, width: int):
 
 
 @both_modes
-@pytest.mark.parametrize(
-    "overrides",
-    [*SMOOTHERS, *({"classifier_pooling": pooling} for pooling in ("mean", "mean_std", "layers"))],
-    ids=str,
-)
+@all_smoothers
 @all_models
-def test_padding_changes_nothing(model_class, overrides, training):
-    model = make_model(model_class, **overrides).train(training)
+def test_padding_changes_nothing(model_class, smoother, training):
+    check_padding(make_model(model_class, **smoother).train(training))
+
+
+@both_modes
+@pytest.mark.parametrize("pooling", ["mean", "mean_std", "layers"])
+@pytest.mark.parametrize("model_class", [SKTformerForSequenceClassification, *PAIR_HEADS], ids=lambda c: c.__name__)
+def test_padding_is_not_pooled(model_class, pooling, training):
+    check_padding(make_model(model_class, classifier_pooling=pooling).train(training))
+
+
+def check_padding(model):
     batch = make_batch([12, 1, 7, 3])
     loss, rows, grads = outcome(model, batch, "right", 12)
     assert grads

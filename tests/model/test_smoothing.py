@@ -662,3 +662,9 @@ def test_rows_of_any_length_are_convolved_alike(capability, monkeypatch):
     torch.testing.assert_close(convolved, expected)
     gradients = [torch.autograd.grad(result.square().sum(), (weight, inputs)) for result in (convolved, expected)]
     torch.testing.assert_close(*gradients)
+    for length in (2176, 2177):  # 17 pieces of 128 tokens, and a token more
+        for taps in (1, 7):
+            weight, rows = weight.new_ones(6, 12, taps), inputs.new_ones(1, length, 12).cumsum(dim=1)
+            expected = torch.nn.functional.conv1d(rows.mT, weight, padding=taps // 2).mT
+            torch.testing.assert_close(convolve_tokens(rows, weight, None), expected)
+            assert convolve_tokens(rows[:0], weight, None).shape == (0, length, 6)

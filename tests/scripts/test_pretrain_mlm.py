@@ -353,7 +353,7 @@ def test_a_killed_run_goes_on(tmp_path, recipe):
     [
         ["--bf16"],
         ["--activation_checkpointing"],
-        ["--torch_compile"],
+        ["--torch_compile", "--torch_compile_backend", "aot_eager"],
         ["--one_document_per_block", "--document_unit", "row"],
         ["--config_overrides", "smoother_norm=batch_norm", "--activation_checkpointing"],
         ["--dataloader_num_workers", "2"],

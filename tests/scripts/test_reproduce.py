@@ -577,6 +577,9 @@ def test_the_table_of_noise_is_cut_short_by_steps_and_says_so():
     table = TABLES["lra_noise"]
     with pytest.raises(UserError, match="leave --num_train_epochs out; the table counts steps, which --max_steps"):
         table.with_arguments(ComparisonArguments(table="lra_noise", run_flags="--num_train_epochs 1"))
+    for steps in ("-1", "0", "5_000"):
+        with pytest.raises(UserError, match=f"--max_steps is {steps}; give a whole number of steps, 1 or more"):
+            table.with_arguments(ComparisonArguments(table="lra_noise", run_flags=f"--max_steps={steps}"))
     arguments = ComparisonArguments(table="lra_noise", run_flags="--max_steps 30 --global_batch_size 16")
     cut = table.with_arguments(arguments)
     for each, steps in ((table, "5,000"), (cut, "30")):

@@ -112,8 +112,7 @@ def _noise() -> Table:
     measure = _accuracy("", rows=tuple((name, f"published.noise.{name}") for name in NOISES))
     cases = tuple(Case(f"noise {a}", f"noise-{a}", ("--noise", str(a))) for a in amplitudes)
     stage = _stage("image", "noise", "lra_noise", (*_costs(NOISES), measure), cases)
-    recipes = (*stage.recipes, "lra/noise.yaml")
-    stage = replace(stage, recipes=recipes, rate_case=0, has_mean=True, label="accuracy (%)")
+    stage = replace(stage, recipes=("lra/noise.yaml",), rate_case=0, has_mean=True, label="accuracy (%)")
     table = _table("image", "noise on the pixels", stage)
     return replace(table, text="{0[max_steps]:,} steps, " + table.text)
 

@@ -188,7 +188,7 @@ class Table:
     def with_arguments(self, arguments: ComparisonArguments) -> "Table":
         """The same with what is asked for; a `UserError` for what would not hold for all of its runs."""
         run_flags = tuple(split_words("run_flags", arguments.run_flags))
-        self._refuse(arguments, set(flag_values(run_flags)))
+        self._refuse(arguments, run_flags)
         stages = [replace(stage, run_flags=run_flags) for stage in self.stages]
         if arguments.rows is not None:
             known = stages[-1].rows()
@@ -204,7 +204,7 @@ class Table:
             ]
         return replace(self, stages=tuple(stages))
 
-    def _refuse(self, arguments: ComparisonArguments, further: set[str]) -> None:
+    def _refuse(self, arguments: ComparisonArguments, run_flags: tuple[str, ...]) -> None:
         cases = [case for stage in self.stages for case in stage.cases]
         refused = {
             "output_dir": "--output_dir of this command says it",
@@ -242,6 +242,9 @@ class Table:
             refused["max_steps"] = "the table counts passes, which --num_train_epochs changes"
         elif any("max_steps" in stage.recipe() for stage in self.stages):
             refused["num_train_epochs"] = "the table counts steps, which --max_steps changes"
+            given = flag_values(run_flags).get("max_steps", "1") or ""
+            if not given.isdigit() or int(given) < 1:
+                raise UserError(f"--run_flags: --max_steps is {given}; give a whole number of steps, 1 or more.")
         for name in refused:
-            if name in further:
+            if name in flag_values(run_flags):
                 raise UserError(f"--run_flags {arguments.run_flags!r}: leave --{name} out; {refused[name]}.")
