@@ -138,7 +138,9 @@ def _processor_name() -> str:
     cpuinfo = Path("/proc/cpuinfo")
     text = cpuinfo.read_text(encoding="utf-8", errors="replace") if cpuinfo.is_file() else ""
     found = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
-    return f"{found[1] if found else platform.processor() or platform.machine()} ({os.cpu_count()} cores)"
+    name = found[1] if found else platform.processor() or platform.machine()
+    # Processors of one name differ in the instructions that they have, by more than most models differ in speed.
+    return f"{name} ({os.cpu_count()} cores, {torch.backends.cpu.get_cpu_capability()})"
 
 
 def source_commit() -> str | None:

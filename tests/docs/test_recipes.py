@@ -159,12 +159,11 @@ FINE_TUNING = {
     "run_glue.py": (run_glue.ARGUMENTS, ["--task_name", "cola"]),
     "run_classification.py": (run_classification.ARGUMENTS, ["--train_file", "x.txt"]),
 }
-STAGES = {
-    f"{name}, {stage.folder}": stage
-    for name, table in TABLES.items()
-    for stage in table.stages
-    if stage.script != "run_lra.py"  # whose own tests read them
-}
+STAGES: dict[str, Stage] = {}  # each once, however many tables share it; tests of run_lra.py read its own
+for _name, _table in TABLES.items():
+    for _stage in _table.stages:
+        if _stage.script != "run_lra.py" and _stage not in STAGES.values():
+            STAGES[f"{_name}, {_stage.folder}"] = _stage
 
 
 @pytest.mark.parametrize("stage", STAGES.values(), ids=STAGES)

@@ -165,8 +165,7 @@ def test_layers_compiled_alone_fold_as_the_plain_code_does(monkeypatch):
     assert len(folded) == 2 * model.config.num_hidden_layers
 
 
-@pytest.mark.parametrize("pooling", ["mean_std", "layers"])
-@pytest.mark.parametrize("model_class", PAIR_HEADS)
+@pytest.mark.parametrize(("model_class", "pooling"), [*zip(PAIR_HEADS, ["mean_std", "layers"], strict=True)])
 def test_heads_of_pairs_export(model_class, pooling):
     model = make_traced(model_class, classifier_pooling=pooling).eval()
     pairs = in_pairs(make_batch([12, 7, 3, 5]).inputs("left", 13))

@@ -317,7 +317,7 @@ def test_results_name_the_device_they_were_made_on(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
     assert describe_environment()["device"] == describe_environment("cuda")["device"] == "a GPU"
-    assert describe_environment("cpu")["device"].endswith("cores)")
+    assert describe_environment("cpu")["device"].endswith(f"cores, {torch.backends.cpu.get_cpu_capability()})")
     assert ", a GPU.\n" in format_origin([describe_environment()], "command")
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 8)
