@@ -20,7 +20,7 @@ from experiments.arguments import CONFIGURATION, UserError, explained, flag_valu
 from experiments.fine_tuning import run_job
 from experiments.lra.data import LraArguments, load_parts
 from experiments.lra.jobs import LraTrainingArguments, check_curve, make_job, record_curve
-from experiments.lra.models import LraModelArguments
+from experiments.lra.models import LraModelArguments, build_model
 from experiments.lra.report import draw_examples, write_report
 from experiments.lra.tasks import TASKS
 from experiments.run_folder import check_run_folder, recorded_arguments, trained_length
@@ -51,13 +51,15 @@ def main() -> None:
 
     if not (training.do_train or arguments.max_seq_length):
         arguments.max_seq_length = trained_length(model.model_name_or_path)
-    # Everything that can be wrong with the arguments is found before the folder is touched.
+    # Everything that can be wrong with the arguments is found before data are made and the folder is touched.
+    if model.model_name_or_path:
+        build_model(model, task, arguments.length, False, training.seed, training.mask_probability is not None)
     with training.main_process_first(local=False):  # data that are made and cached are made once
         parts = load_parts(arguments)
     job = make_job(command, parts)
     check_job(folder, job.identity, training, command.paths())
     for planned in plan_trials(folder, training, job.identity) if training.test_curve else ():
-        if check_run_folder(planned.folder, planned.identity, training.overwrite) == "resumed":
+        if check_run_folder(planned.folder, planned.identity, training.overwrite) != "new":
             check_curve(planned.folder)
     place = folder.resolve()
     drawn = place.with_name(f"{place.name}-examples.png")  # beside the folder, which only training may begin

@@ -20,6 +20,11 @@ Part = TypeVar("Part")
 Result = TypeVar("Result")
 
 
+def available_cores() -> int:
+    """Cores that this process may use, of which a container or a queue may give it a part."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def map_parts(
     function: Callable[[Part], Result], parts: Iterable[Part], processes: int | None = None
 ) -> Generator[Result, None, None]:
@@ -29,12 +34,12 @@ def map_parts(
     Args:
         function (`Callable`): A function of a module, or a `partial` of one.
         parts (`Iterable`): Only so many are taken ahead of what is yielded as keeps all processes busy.
-        processes (`int`, *optional*): By default one for each processor; 1 works in this process.
+        processes (`int`, *optional*): By default one for each core that this process may use; 1 works in it.
 
     Raises:
         UserError: if `processes` is less than 1, or if one of them was killed.
     """
-    processes = (os.cpu_count() or 1) if processes is None else processes
+    processes = available_cores() if processes is None else processes
     if processes < 1:
         raise UserError(f"{processes} processes: give at least 1.")
     if processes == 1:

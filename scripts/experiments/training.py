@@ -23,6 +23,7 @@ from transformers.trainer_utils import HubStrategy
 
 from experiments.arguments import ROOT, Command, UserError, explained, flag, one_line, require_at_least
 from experiments.model_card import name_in_card
+from experiments.parallel import available_cores
 from experiments.run_folder import ARGUMENTS_FILE, RUN_FILE, RunIdentity, claim_run_folder
 
 
@@ -372,7 +373,6 @@ def _set_threads(training: RunArguments) -> None:
     launched = any(name in os.environ for name in ("TORCHELASTIC_RUN_ID", "ACCELERATE_MIXED_PRECISION"))
     threads = training.num_threads
     if threads is None and launched and training.device.type == "cpu" and os.environ.get("OMP_NUM_THREADS") == "1":
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        threads = max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+        threads = max(1, available_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
     if threads is not None:
         torch.set_num_threads(threads)

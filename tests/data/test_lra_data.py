@@ -3,7 +3,9 @@
 import importlib
 import pickle
 import tarfile
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,7 @@ import torch
 from datasets import ClassLabel, Dataset, Features, Image, Value
 
 from experiments.arguments import UserError
-from experiments.lra import images, texts
+from experiments.lra import images, listops, texts
 from experiments.lra.data import LraArguments, load_parts
 from experiments.lra.examples import Examples, collate, part_sizes
 from experiments.lra.jobs import LraTrainingArguments
@@ -92,9 +94,11 @@ def test_masks_depend_on_what_is_collated_alone():
     first = hidden(0, 1)
     torch.manual_seed(1)
     assert hidden(0, 1) == first
-    # A sequence gets other masks in other company, as in every epoch.
+    # A sequence gets other masks in other company, as in every epoch, and so does one that is there twice.
     assert hidden(0, 2)[0] != first[0]
     assert hidden(1, 0)[0] != first[0]
+    one, other = collator([examples[0], examples[0]])["labels"] != -100
+    assert not torch.equal(one, other)
     collator.is_training = False
     assert hidden(0, 1, 2) == hidden(0) | hidden(2, 1)
     assert hidden(0)[0][:100] != hidden(1)[1]
@@ -188,6 +192,27 @@ def test_what_is_made_is_made_once(task_name, generate, tmp_path, monkeypatch):
     assert [again[part].fingerprint() for part in again] == [first[part].fingerprint() for part in first]
     with pytest.raises(pytest.fail.Exception, match="made again"):
         load_parts(replace(arguments, generation_seed=1))
+    for file in filter(Path.is_file, tmp_path.rglob("*")):
+        file.write_bytes(b"no longer what it was")
+    with pytest.raises(UserError, match="made earlier, is damaged; delete it, and it is made again"):
+        load_parts(arguments)
+
+
+def test_what_another_process_makes_is_waited_for(tmp_path, monkeypatch):
+    arguments = LraArguments(
+        task_name="listops", num_generated=100, preprocessing_num_workers=1, cache_dir=str(tmp_path), max_length=700
+    )
+    made, generate = [], listops.generate_listops
+
+    def note(*args):
+        made.append(args)
+        generate(*args)
+
+    monkeypatch.setattr(listops, "generate_listops", note)
+    with ThreadPoolExecutor(2) as pool:
+        first, other = pool.map(load_parts, [arguments, arguments])
+    assert len(made) == 1
+    assert first["test"].fingerprint() == other["test"].fingerprint()
 
 
 def test_every_part_has_its_own_limit():
@@ -327,7 +352,8 @@ def test_pairs_are_read_and_bad_rows_named(tmp_path):
     for row, message in (
         ("1.0\ta\tb\tonly one", "line 2: .*has 4 columns"),
         ("2\ta\tb\tone\ttwo", "line 2: .*begins with '2'"),
-        ("1\ta\tb\t \ttwo", "line 2 is empty"),
+        ("1\ta\tb\t \ttwo", "line 2: the first text is empty"),
+        ("1\ta\tb\tone\t", "line 2: the second text is empty"),
     ):
         (tmp_path / "new_aan_pairs.eval.tsv").write_text(f"{rows[0]}\n{row}\n")
         with pytest.raises(UserError, match=message):

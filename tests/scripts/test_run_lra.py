@@ -212,6 +212,13 @@ def test_a_curve_that_cannot_be_is_refused_before_training_goes_on(run, pictures
         run(*pictures, "--test_curve", "--seed", 9, "--overwrite")
 
 
+def test_seeds_that_have_no_curve_are_found_before_others_are_trained(run, pictures, monkeypatch):
+    run(*pictures, "--seeds", 2)
+    monkeypatch.setattr(run_lra, "run_job", lambda *job: pytest.fail("trained"))
+    with pytest.raises(UserError, match="without --test_curve, and has no curve"):
+        run(*pictures, "--seeds", 3, "--test_curve")
+
+
 def test_a_curve_of_the_last_model_is_recorded(run, pictures):
     flags = ["--load_best_model_at_end", "false", "--save_strategy", "no", "--num_train_epochs", 2, "--test_curve"]
     metrics = metrics_of(run(*pictures, *flags))
@@ -250,8 +257,20 @@ def test_generated_tasks_need_no_data(run, capsys):
     assert metrics_of(folder)["eval_test_samples"] == 3
     assert metrics_of(folder)["max_length"] == 40
     assert metrics_of(folder)["source"] == "listops-8-40-4-10-150-seed-0"  # and no path
-    with pytest.raises(UserError, match=r"of ListOps has \d\d values, more than --max_seq_length 12, and would"):
+    refused = (
+        r"of ListOps has \d\d values, more than --max_seq_length 12, .*, or make shorter ones with --max_length 12"
+    )
+    with pytest.raises(UserError, match=refused):
         run(*EXPRESSIONS, "--max_seq_length", 12)
+    # What its card says measures it again, and nothing is made for a model that cannot read it.
+    command = re.search(r"run_lra\.py (--task_name .*) --do_eval", (folder / "README.md").read_text())
+    assert command
+    assert command[1].endswith("--min_length=8 --max_length=40 --max_depth=4 --num_generated=150")
+    flags = [folder if word == '"listops"' else word for word in command[1].split()]
+    measured = metrics_of(run(*flags, "--do_eval", name="measured"))
+    assert measured["eval_test_loss"] == pytest.approx(metrics_of(folder)["eval_test_loss"])
+    with pytest.raises(UserError, match=r"takes 40 tokens, not 2000; make shorter expressions with --max_length 40"):
+        run("--task_name", "listops", "--model_name_or_path", folder, "--do_eval", name="measured")
     made = sorted(path.name for path in (folder.parent / "runs" / "lra-data").rglob("*.tsv"))
     assert made == ["basic_test.tsv", "basic_train.tsv", "basic_val.tsv"]
     flags = ["--num_generated", 100, "--draw_examples", "--preprocessing_num_workers", 1]
@@ -561,6 +580,10 @@ def test_bad_arguments_are_named(run, pictures, tmp_path):
             [*pictures, "--mask_probability", "0.5", "--train_sampling_strategy", "sequential"],
             "would hide the same values in every epoch",
         ),
+        (
+            [*pictures, "--mask_probability", "0.5", "--per_device_train_batch_size", "1"],
+            "would hide the same values in every epoch; give at least 2",
+        ),
         ([*pictures, "--masked_dropout", "0.1"], "--masked_dropout is for --mask_probability"),
         ([*pictures, "--do_predict"], "--do_predict: run_lra.py measures the test and writes no predictions"),
         ([*pictures, "--num_generated", "500"], "--num_generated: nothing is made here"),
@@ -575,7 +598,11 @@ def test_bad_arguments_are_named(run, pictures, tmp_path):
         (["--task_name", "listops", "--data_dir", tmp_path, "--max_depth", 3], "--max_depth says what is made"),
         (["--task_name", "listops", "--data_dir", tmp_path / "pictures.npz"], "is a file; give the folder with basic"),
         ([*pictures, "--model_name_or_path", "x", "--model_type", "bert"], "--model_type bert: --model_name_or_path"),
-        ([*EXPRESSIONS, "--cache_dir", tmp_path / "pictures.npz"], "--cache_dir .* cannot be made"),
+        ([*EXPRESSIONS, "--cache_dir", tmp_path / "pictures.npz"], "--cache_dir .* cannot be written"),
+        (
+            ["--task_name", "pathfinder", "--num_generated", 100, "--cache_dir", tmp_path / "pictures.npz"],
+            "--cache_dir .* cannot be written",
+        ),
     ):
         with pytest.raises(UserError, match=message):
             run(*flags)
@@ -762,7 +789,7 @@ def test_rows_of_tables_parse(name):
     assert table.text.format(*(stage.recipe() for stage in table.stages), data="")
 
 
-def test_a_run_is_uploaded_again_with_its_table(run, monkeypatch):
+def test_a_run_is_uploaded_when_all_is_written(run, monkeypatch):
     seen: list = []
     monkeypatch.setattr(run_lra, "upload_run", lambda training, folder, _: seen.append((folder / "lra.md").is_file()))
     run(*EXPRESSIONS, "--max_steps", 2)

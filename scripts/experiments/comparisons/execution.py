@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 from experiments.arguments import CONFIGURATION, UserError, flag_values, join_overrides, recipe_to_flags
 from experiments.comparisons.stages import SEARCH_SEED, Case, ComparisonArguments, Stage
+from experiments.parallel import available_cores
 from experiments.results import read_json
 from experiments.runs import Run, choose_launcher, execute_runs
 
@@ -59,7 +60,7 @@ def run_stages(stages: Sequence[Stage], given: Mapping[str, Any], arguments: Com
         starts = {start_of(row) for row in chosen[-1].values()} - {""}
     if arguments.parallel_runs > 1:
         # For steps that are timed alone, too: with more threads than in training they would take less time.
-        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // arguments.parallel_runs)))
+        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, available_cores() // arguments.parallel_runs)))
     outcomes: list[Outcomes] = [{}]
     for stage, rows in zip(stages, reversed(chosen), strict=True):
         outcomes.append(_StageRuns(stage, rows, given, arguments, outcomes[-1]).run())

@@ -1,23 +1,29 @@
 """The data of a task of Long Range Arena: read where they are given, else made by a seed or read from the Hub."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, fields
+from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
+from filelock import FileLock
 
-from experiments.arguments import UserError, explained, flag, require_at_least
+from experiments.arguments import UserError, flag, recipe_to_flags, require_at_least
 from experiments.lra import images, listops, pathfinder, texts
 from experiments.lra.examples import PARTS, Examples, part_sizes
 from experiments.lra.listops import ListOpsLimits
 from experiments.lra.tasks import TASKS
+from experiments.results import check_writable
 
 
 CACHE = Path("runs/lra-data")
 _LIMITS = tuple(field.name for field in fields(ListOpsLimits))
 # Flags of one task alone.
 _FLAGS_OF = {"listops": _LIMITS, "retrieval": ("stand_in",), "image": ("noise",)}
+# Flags without which a model would be measured on other data than it was made for, wherever those lie.
+_DECISIVE = (*_LIMITS, "num_generated", "generation_seed", "stand_in", "noise", "max_seq_length")
 
 
 @dataclass
@@ -106,12 +112,19 @@ class LraArguments:
             raise UserError(f"--data_dir {self.data_dir}: {there}.")
         return Path(self.data_dir) if self.data_dir else None
 
+    def decisive_flags(self) -> list[str]:
+        """The flags, where they are not as they are by default, that give data like these again."""
+        given = {name: getattr(self, name) for name in _DECISIVE}
+        return recipe_to_flags({name: value for name, value in given.items() if value != getattr(LraArguments, name)})
+
+    @property
+    def how_to_make(self) -> tuple[int, int | None]:
+        """The seed of what is made, and the processes that make it."""
+        return self.generation_seed, self.preprocessing_num_workers
+
     def made(self, name: str) -> Path:
-        """Where data that are made are kept; a `UserError` if nothing can be."""
-        folder = Path(self.cache_dir or CACHE)
-        with explained(f"--cache_dir {folder} cannot be made"):
-            folder.mkdir(parents=True, exist_ok=True)
-        return folder / name
+        """Where data that are made are kept."""
+        return Path(self.cache_dir or CACHE) / name
 
 
 def load_parts(arguments: LraArguments) -> dict[str, Examples]:
@@ -127,7 +140,7 @@ def load_parts(arguments: LraArguments) -> dict[str, Examples]:
     if not task.can_be_cut and longest > arguments.length:
         raise UserError(
             f"An input of {task.title} has {longest} values, more than --max_seq_length {arguments.length}, and would "
-            f"have another label if it were cut; give --max_seq_length {longest}."
+            f"have another label if it were cut; give --max_seq_length {longest}{_or_shorter(arguments)}."
         )
     if arguments.noise:
         parts = images.add_noise(parts, arguments.noise, arguments.generation_seed)
@@ -140,6 +153,32 @@ def load_parts(arguments: LraArguments) -> dict[str, Examples]:
     return parts
 
 
+def _or_shorter(arguments: LraArguments) -> str:
+    is_made = arguments.task_name == "listops" and not arguments.data_dir
+    return f", or make shorter ones with --max_length {arguments.length}" if is_made else ""
+
+
+def _make_once(files: Sequence[Path], make: Callable[[], Any]) -> None:
+    """Make files that are not there; of several processes one makes them, and the others wait."""
+    if not all(file.is_file() for file in files):
+        place = files[0].parent
+        check_writable(place, "cache_dir")  # before long work is lost
+        with FileLock(place / ".lock"):
+            if not all(file.is_file() for file in files):
+                make()
+
+
+@contextmanager
+def _explained_if_made(path: Path, arguments: LraArguments) -> Iterator[None]:
+    """Of what was made earlier, nobody has to mend a line."""
+    try:
+        yield
+    except UserError as error:
+        if arguments.data_dir:
+            raise
+        raise UserError(f"{path}, made earlier, is damaged; delete it, and it is made again. ({error})") from error
+
+
 def _read_listops(arguments: LraArguments) -> dict[str, Examples]:
     folder = arguments.path()
     if folder and folder.is_file():
@@ -148,12 +187,10 @@ def _read_listops(arguments: LraArguments) -> dict[str, Examples]:
         numbers = [getattr(arguments, name) for name in _LIMITS]
         limits, count = ListOpsLimits(*numbers), arguments.num_generated or TASKS["listops"].count
         folder = arguments.made("-".join(map(str, ["listops", *numbers, count, "seed", arguments.generation_seed])))
-        sizes = part_sizes(count, count // 50)
-        if not all((folder / name).is_file() for name in listops.FILES.values()):
-            listops.generate_listops(
-                folder, limits, sizes, arguments.generation_seed, arguments.preprocessing_num_workers
-            )
-    return {part: listops.read_listops(folder / name) for part, name in listops.FILES.items()}
+        files, sizes = [folder / name for name in listops.FILES.values()], part_sizes(count, count // 50)
+        _make_once(files, partial(listops.generate_listops, folder, limits, sizes, *arguments.how_to_make))
+    with _explained_if_made(folder, arguments):
+        return {part: listops.read_listops(folder / name) for part, name in listops.FILES.items()}
 
 
 def _read_pathfinder(arguments: LraArguments) -> dict[str, Examples]:
@@ -161,9 +198,9 @@ def _read_pathfinder(arguments: LraArguments) -> dict[str, Examples]:
     if path is None:
         count = arguments.num_generated or TASKS["pathfinder"].count
         path = arguments.made(f"pathfinder-{count}-seed-{arguments.generation_seed}.npz")
-        if not path.is_file():
-            pathfinder.generate_pathfinder(path, count, arguments.generation_seed, arguments.preprocessing_num_workers)
-    return pathfinder.read_pathfinder(path)
+        _make_once([path], partial(pathfinder.generate_pathfinder, path, count, *arguments.how_to_make))
+    with _explained_if_made(path, arguments):
+        return pathfinder.read_pathfinder(path)
 
 
 def _read_images(arguments: LraArguments) -> dict[str, Examples]:

@@ -46,7 +46,7 @@ def read_images(path: Path) -> dict[str, Examples]:
     """
     try:
         if path.is_dir():
-            return split_images(_unpickle((path / name).read_bytes() for name in _names()), path.name)
+            return split_images(_unpickle((path / name).read_bytes() for name in _names()), path.resolve().name)
         if path.suffix == ".npz":
             with np.load(path) as file:
                 if lacking := [name for name in _ARRAYS if name not in file]:
@@ -61,7 +61,9 @@ def read_images(path: Path) -> dict[str, Examples]:
         raise
     except (
         OSError,
-        KeyError,
+        LookupError,
+        AttributeError,
+        ImportError,
         ValueError,
         TypeError,
         EOFError,
@@ -83,10 +85,16 @@ def load_images(name: str, revision: str | None, cache_dir: str | None) -> dict[
         for part in ("train", "test"):
             if part not in splits or not {"img", "label"} <= set(splits[part].column_names):
                 raise UserError(f"{name} has no part {part} with the columns img and label; give another data set.")
-            pictures = tqdm(splits[part]["img"], f"Reading {name}", disable=None)
-            arrays += [np.stack([np.asarray(picture.convert("RGB")) for picture in pictures])]
+            rows = enumerate(tqdm(splits[part]["img"], f"Reading {name}", disable=None), start=1)
+            arrays += [np.stack([_to_array(picture, f"{name}, {part}, row {number}") for number, picture in rows])]
             arrays += [np.asarray(splits[part]["label"])]
     return split_images(arrays, public_name(name))
+
+
+def _to_array(picture: Any, where: str) -> np.ndarray:
+    if picture is None:
+        raise UserError(f"{where} has no picture; give another data set.")
+    return np.asarray(picture.convert("RGB"))
 
 
 def split_images(arrays: Any, source: str) -> dict[str, Examples]:

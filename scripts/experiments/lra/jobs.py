@@ -1,5 +1,6 @@
 """A task of Long Range Arena as a job of fine-tuning: trained, chosen on validation, measured on the whole test."""
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -50,6 +51,9 @@ class LraTrainingArguments(FineTuningArguments):
         if self.mask_probability is not None and self.train_sampling_strategy == "sequential":
             what = "would hide the same values in every epoch"
             raise UserError(f"--mask_probability with --train_sampling_strategy sequential {what}; leave one out.")
+        if self.mask_probability is not None and self.per_device_train_batch_size == 1:
+            what = "would hide the same values in every epoch; give at least 2"
+            raise UserError(f"--mask_probability with --per_device_train_batch_size 1 {what}.")
         if self.mask_probability is not None and self.test_curve:
             raise UserError("--test_curve measures labels, of which --mask_probability makes no use; leave one out.")
 
@@ -121,6 +125,7 @@ def make_job(command: Command, parts: Mapping[str, Examples]) -> Job:
             "source": splits["test"].source,
             "measured": _describe_choice(training),
             "max_length": arguments.length,
+            "data_flags": shlex.join(arguments.decisive_flags()),
             "noise": arguments.noise,
             "published": published_figures(arguments.task_name, model.config, arguments.noise, has_length),
         },
@@ -148,8 +153,10 @@ def record_curve(folder: Path) -> None:
 
 
 def check_curve(folder: Path) -> None:
-    """Raise a `UserError` if a run that was cut short in a folder has evaluations that no curve could have."""
-    if checkpoint := find_checkpoint(folder):
+    """Raise a `UserError` if a run in a folder, cut short or finished, has evaluations that no curve could have."""
+    if (folder / METRICS_FILE).is_file():
+        _find_curve(folder, read_metrics(folder)["history"])
+    elif checkpoint := find_checkpoint(folder):
         _find_curve(folder, read_json(Path(checkpoint) / TRAINER_STATE_NAME)["log_history"])
 
 

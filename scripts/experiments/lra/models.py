@@ -160,7 +160,10 @@ def build_model(
             return AutoModelForMaskedLM.from_config(config) if is_masked_lm else _class_for(config, task)(config)
         model = _load_model(arguments, task, is_masked_lm)
     if (longest := longest_input(model) or max_length) < max_length:
-        hint = f"give --max_seq_length {longest}" if task.can_be_cut else "take another one"
+        hint = "take another one"
+        if not task.is_picture:
+            shorter = f"make shorter expressions with --max_length {longest}, or {hint}"
+            hint = f"give --max_seq_length {longest}" if task.can_be_cut else shorter
         raise UserError(f"The model {name} takes {longest} tokens, not {max_length}; {hint}.")
     fixed = getattr(model.config, "segment_means_seq_len", None)  # of a Nystromformer that is linear in the length
     if fixed and model.config.num_landmarks < fixed and (is_padded or max_length != fixed):

@@ -40,8 +40,8 @@ class MaskedCollator:
     Pads sequences, of pairs each by itself, and replaces a share of their values by the mask, to be predicted.
 
     Which values these are depends on what is collated alone, so that a run that is cut short goes on with the masks
-    that it would have seen: in training on all of the batch, because a sequence gets other masks in other company; in
-    evaluation (`is_training` is false) on each sequence by itself, whatever the size of the batch.
+    that it would have seen: in training on all of the batch and its place there, because a sequence gets other masks
+    in other company; in evaluation (`is_training` is false) on each sequence alone, whatever the size of the batch.
 
     Args:
         mask_token (`int`): The token that stands for a value.
@@ -59,9 +59,10 @@ class MaskedCollator:
         tokens = batch["input_ids"]
         company = hashlib.sha256(tokens.numpy().tobytes()).digest() if self.is_training else b""
         masked = torch.zeros_like(tokens, dtype=torch.bool)
-        for row, is_masked in zip(tokens.numpy(), masked.numpy(), strict=True):
+        for place, (row, is_masked) in enumerate(zip(tokens.numpy(), masked.numpy(), strict=True)):
             values = row[row != PAD]
-            seed = hashlib.sha256(company + values.tobytes()).digest()
+            origin = company + place.to_bytes(8) if self.is_training else b""
+            seed = hashlib.sha256(origin + values.tobytes()).digest()
             is_masked[: len(values)] = np.random.default_rng(list(seed)).random(len(values)) < self.probability
         masked[:, 0] |= ~masked.any(dim=1)  # something is to be predicted in each
         batch["labels"] = torch.where(masked, tokens, IGNORE_INDEX)

@@ -66,9 +66,7 @@ def write_task_card(
     if not is_masked_lm:
         known = metrics["published"]["rows"]
         rows += [[name, f"{100 * value:.2f}", f"{task.max_length:,}"] for name, value in known.items()]
-    flags = f'--task_name {metrics["job"]} --model_name_or_path "{{title}}"'
-    if metrics["max_length"] != task.max_length:
-        flags += f" --max_seq_length {metrics['max_length']}"
+    flags = f'--task_name {metrics["job"]} --model_name_or_path "{{title}}" {metrics["data_flags"]}'.rstrip()
     flags += " --output_dir runs/lra/tuned" if is_masked_lm else " --do_eval --output_dir runs/lra/measured"
     example = [f"# `python scripts/run_lra.py {flags}` of SKTformer reads it."]
     if metrics["model_type"] == "sktformer" and not is_masked_lm:
@@ -78,6 +76,7 @@ def write_task_card(
             f'model = {auto}.from_pretrained("{{title}}"{{remote}}).eval()',
             f"# values: whole numbers from 0 on, of shape (batch_size, {'2, ' * (task.per_example > 1)}length)",
             "logits = model(input_ids=values + 1).logits",
+            f"# `python scripts/run_lra.py {flags}` of SKTformer measures it again.",
         ]
     facts = CardFacts(
         script="run_lra.py",

@@ -53,7 +53,7 @@ def read_reviews(folder: Path, max_length: int, cache_dir: str | None = None) ->
             parts[part] = _read_columns(str(tables[0]), read_table_file(tables[0], cache_dir))
         else:
             raise UserError(f"{folder} has neither a folder {part} nor a table {part}.csv, .jsonl or .parquet.")
-    return _split_reviews(parts, folder.name, max_length)
+    return _split_reviews(parts, folder.resolve().name, max_length)
 
 
 def load_reviews(name: str, revision: str | None, cache_dir: str | None, max_length: int) -> dict[str, Examples]:
@@ -89,14 +89,15 @@ def read_pairs(folder: Path, max_length: int) -> dict[str, Examples]:
                             f"them; this one has {len(cells)} columns and begins with {first!r}."
                         )
                     labels.append(int(float(cells[0])))
-                    rows += [_encode(text, max_length, f"{file}, line {number}") for text in cells[3:]]
+                    texts = zip(("first", "second"), cells[3:], strict=True)
+                    rows += [_encode(t, max_length, f"{file}, line {number}: the {which} text") for which, t in texts]
         except OSError as error:
             raise UserError(
                 f"{file} cannot be read ({one_line(error)}); --data_dir needs {', '.join(_PAIRS.values())}."
             ) from error
         if not labels:
             raise UserError(f"{file} is empty; give a table with rows.")
-        parts[part] = Examples.of_rows(rows, labels, folder.name, per_example=2)
+        parts[part] = Examples.of_rows(rows, labels, folder.resolve().name, per_example=2)
     return parts
 
 
