@@ -51,12 +51,15 @@ def plot_mean_curves(
     labels: tuple[str, str] = ("step", "loss (nats per masked token)"),
     references: Mapping[str, Sequence[tuple[float, float]]] | None = None,
 ) -> None:
-    """Draw mean and range over seeds of each model's curves, and single `references`; `labels` name the axes."""
+    """
+    Draw mean and range over seeds of each model's curves, as long as each other and measured after the same steps, and
+    single `references`; `labels` name the axes.
+    """
     styles = line_styles(curves)
     with open_figure(path, title, (8.5, 4.6)) as (figure, axes):
         for name, seeds in curves.items():
             # Point by point: where time is on the axis, those of several seeds lie a little apart.
-            points = list(zip(*seeds, strict=False))
+            points = list(zip(*seeds, strict=True))
             places, means = ([np.mean([p[axis] for p in of_seeds]) for of_seeds in points] for axis in (0, 1))
             lowest, highest = ([of(p[1] for p in of_seeds) for of_seeds in points] for of in (min, max))
             label = f"{name} ({means[-1]:.2f})" if means else name
@@ -90,17 +93,19 @@ def plot_task_curves(
     Draw training loss and a measure (its key, its label, what it is multiplied by) of the evaluations against the
     epoch, a line for each trial's log of `Trainer`.
     """
-    drawn = (("loss", "training loss", 1), measure)
-    with open_figure(path, title, (10, 4.2), (1, 2)) as (_, panels):
+    drawn, styles = (("loss", "training loss", 1), measure), line_styles(histories)
+    with open_figure(path, title, (10 if len(styles) < 5 else 12, 4.2), (1, 2)) as (figure, panels):
         for axes, (key, label, factor) in zip(panels.flat, drawn, strict=True):
             for name, history in histories.items():
                 points = sorted({entry["epoch"]: factor * entry[key] for entry in history if key in entry}.items())
                 if points:
                     size = 3 if len(points) < 50 else 0
-                    axes.plot(*zip(*points, strict=True), label=name, lw=1.4, marker="o", ms=size)
+                    axes.plot(*zip(*points, strict=True), label=name, ms=size, **styles[name])
             axes.set(xlabel="epoch", ylabel=label)
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axes.legend(frameon=False, fontsize="small")
+        # Of a search beside the picture, where its many lines cover nothing.
+        lines = panels.flat[0].get_legend_handles_labels()
+        figure.legend(*lines, frameon=False, fontsize="small", loc="outside right center")
 
 
 def plot_task_scores(

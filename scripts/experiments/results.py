@@ -96,21 +96,26 @@ def command_line() -> str:
     """How this process was started, as it stands beside a table; the script by its path in the project."""
     script = Path(sys.argv[0]).resolve()
     name = script.relative_to(ROOT) if script.is_relative_to(ROOT) else script.name
-    command = shlex.join(["python", str(name), *sys.argv[1:]])
+    # Several processes of a launcher, which the script alone would not start.
+    launcher = ["accelerate", "launch"] if int(os.environ.get("WORLD_SIZE", "1")) > 1 else ["python"]
+    command = shlex.join([*launcher, str(name), *sys.argv[1:]])
     return re.sub(r"(--hub[_-]token[ =])[^\s'\"]+", r"\1$HF_TOKEN", command)  # nobody's business
 
 
 def describe_environment(device: str | None = None) -> dict[str, Any]:
     """What a result has to be read with: versions, commit and device, the best one or that of a type, "cpu" say."""
     packages = ("torch", "transformers", "datasets", "accelerate", "tokenizers")
-    on_gpu = torch.cuda.is_available() if device is None else device == "cuda"
+    best = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    kind = device or (best.type if best else "cpu")
     together = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
-    name = torch.cuda.get_device_name() if on_gpu else _processor_name()
+    name = _device_name(kind)
     return {
         "python": platform.python_version(),
         **{package: version(package) for package in packages},
         "device": f"{together} x {name}" if together > 1 else name,
-        "is_gpu": on_gpu,
+        "is_gpu": kind != "cpu",
+        # Processors of one name differ in these by more than most models differ in speed.
+        **({"instructions": torch.backends.cpu.get_cpu_capability()} if kind == "cpu" else {}),
         "threads": torch.get_num_threads(),
         "commit": _COMMIT,
         **{name: os.environ[name] for name in sorted(os.environ) if name.startswith(_ALLOCATOR_VARIABLES)},
@@ -127,6 +132,7 @@ def format_origin(environments: Sequence[Mapping[str, Any]], command: str) -> st
     versions = ", ".join(f"{name} {found(name)}" for name in ("python", "torch", "transformers"))
     where, processors = [found("device")], [each for each in environments if not each.get("is_gpu")]
     if processors:
+        where += [instructions] if (instructions := found("instructions", processors)) else []
         where.append(f"{found('threads', processors)} thread(s)")
         variables = {name for each in processors for name in each if name.startswith(_ALLOCATOR_VARIABLES)}
         where += [f"{name}={found(name, processors)}" for name in sorted(variables)]
@@ -134,13 +140,18 @@ def format_origin(environments: Sequence[Mapping[str, Any]], command: str) -> st
     return f"{origin}\n\n```bash\n{command}\n```"
 
 
+def _device_name(kind: str) -> str:
+    if kind in ("cuda", "xpu"):
+        return str(getattr(torch, kind).get_device_name())
+    return _processor_name() if kind == "cpu" else f"{kind} of {_processor_name()}"
+
+
 def _processor_name() -> str:
     cpuinfo = Path("/proc/cpuinfo")
     text = cpuinfo.read_text(encoding="utf-8", errors="replace") if cpuinfo.is_file() else ""
     found = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
     name = found[1] if found else platform.processor() or platform.machine()
-    # Processors of one name differ in the instructions that they have, by more than most models differ in speed.
-    return f"{name} ({os.cpu_count()} cores, {torch.backends.cpu.get_cpu_capability()})"
+    return f"{name} ({os.cpu_count()} cores)"
 
 
 def source_commit() -> str | None:

@@ -1,5 +1,6 @@
 """Tables of runs: every line of a file a row, every run a child process, resumed where it was left."""
 
+import contextlib
 import glob
 import hashlib
 import os
@@ -25,6 +26,9 @@ from experiments.run_folder import METRICS_FILE
 
 
 _PRESETS = CONFIGURATION / "models"
+# A group of processes for each run, where there are any.
+_OF_ITS_OWN: dict[str, Any] = {"process_group": 0} if hasattr(os, "killpg") else {}
+_ENDING = [signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]
 
 
 @dataclass(frozen=True)
@@ -91,7 +95,9 @@ def choose_launcher(launcher: str | None) -> list[str]:
     A `UserError` if the `launcher` is no program.
     """
     several = torch.accelerator.is_available() and torch.accelerator.device_count() > 1
-    default = [sys.executable, *(["-m", "accelerate.commands.launch"] if several else [])]
+    # A port of its own for each of several that begin at once.
+    launch = ["-m", "accelerate.commands.launch", "--main_process_port", "0"]
+    default = [sys.executable, *(launch if several else [])]
     words = default if launcher is None else split_words("launcher", launcher)
     if not words or shutil.which(words[0]) is None:
         raise UserError(f"--launcher {launcher!r} names no program that can be started.")
@@ -110,7 +116,7 @@ class Children:
         with self._lock:
             if self._are_stopped:
                 return -signal.SIGTERM
-            process = subprocess.Popen(command, **options)
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, **_OF_ITS_OWN, **options)
             self._running.add(process)
         status = process.wait()
         with self._lock:
@@ -119,23 +125,35 @@ class Children:
 
     @contextmanager
     def stopped_by_signals(self) -> Iterator[None]:
-        """Pass on what ends this process: Ctrl-C, or the SIGTERM of schedulers and `timeout`."""
+        """Pass on what ends this process: Ctrl-C, the SIGTERM of schedulers and `timeout`, a terminal that closes."""
 
         def stop(number: int, _: Any) -> None:
             signal.signal(number, signal.SIG_IGN)  # `timeout` sends it to a process and then to its group
             sys.exit(128 + number)
 
-        earlier = signal.signal(signal.SIGTERM, stop)
+        # A signal that is ignored, as by `nohup`, stays so.
+        ending = [number for number in _ENDING if signal.getsignal(number) is not signal.SIG_IGN]
+        earlier = {number: signal.signal(number, stop) for number in ending}
         try:
             yield
         except (KeyboardInterrupt, SystemExit):
             with self._lock:
                 self._are_stopped = True
                 for process in self._running:
-                    process.terminate()
+                    _terminate(process)
             raise
         finally:
-            signal.signal(signal.SIGTERM, earlier)
+            for number, handler in earlier.items():
+                signal.signal(number, handler)
+
+
+def _terminate(process: subprocess.Popen) -> None:
+    """End a run and what it has started: launchers end without their children."""
+    if _OF_ITS_OWN:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
+    else:
+        process.terminate()
 
 
 def execute_runs(

@@ -32,6 +32,20 @@ def test_errors_are_drawn_in_their_unit(tmp_path, lines):
     assert lines == {"seed 1": [([1], [3.5]), ([1], [2.4])]}
 
 
+def test_trials_of_a_search_are_told_apart(tmp_path, monkeypatch):
+    styles = []
+    plot = Axes.plot
+
+    def note(*args, **style):
+        styles.append(style)
+        return plot(*args, **style)
+
+    monkeypatch.setattr(Axes, "plot", note)
+    histories = {f"trial {n}": [{"epoch": 1, "loss": float(n)}, {"epoch": 2, "loss": 1.0}] for n in range(12)}
+    plot_task_curves(histories, tmp_path / "curve.png", "title")
+    assert len({(style["color"], style["marker"], style["ls"]) for style in styles}) == 12
+
+
 def test_curves_are_means_over_seeds(tmp_path, lines):
     seeds = [[(1, 6.0), (2, 4.0)], [(1, 7.0), (4, 5.0)]]
     plot_mean_curves({"ours": seeds}, tmp_path / "curve.png", "title", references={"published": [(3, 2.0)]})

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -292,10 +293,13 @@ def test_time_is_spent_on_as_many_steps_as_it_holds(make, stage, tmp_path):
         make([stage])
     for path in timed:
         path.write_text(known.replace('"device": "d"', '"device": "another"'))
+    later = tmp_path / "out" / "first" / "ours-books-0.5min-3steps-0.001-1"
+    shutil.rmtree(later)
     with pytest.raises(
         UserError, match=r"ours were timed on another, .*taken on d, 1 thread\(s\); .* or delete .*first"
     ):
         make([stage], "--rows", "ours")
+    assert not later.exists()  # the first seed has shown it
     for path in timed:
         path.write_text(known.replace('"device"', '"is_gpu": true, "device"'))
     with pytest.raises(UserError, match=r"Steps of ours were timed on d and taken on d, 1 thread"):
@@ -303,6 +307,32 @@ def test_time_is_spent_on_as_many_steps_as_it_holds(make, stage, tmp_path):
     timed[0].write_text(json.dumps({k: v for k, v in json.loads(known).items() if "time" not in k}))
     with pytest.raises(UserError, match=r"ours-books-timed-40-0.001-100 was cut short .* no time; delete it"):
         make([stage])
+
+
+def test_what_was_computed_by_other_means_is_not_said_to_be_like_the_rest(make, stage, tmp_path):
+    make([stage], "--seeds", 0)
+    folder = tmp_path / "out" / "first" / "ours-100-0.001-0"
+    (folder / "arguments.yaml").write_text("bf16: false\nmax_steps: 100\n")
+    make([stage], "--seeds", 0)
+    for flags, message in (
+        ("--bf16", "was run with --bf16 false, and not true; choose another --output_dir, or delete"),
+        ("--torch_compile=true", "was run with --torch_compile false, and not true"),
+    ):
+        with pytest.raises(UserError, match=f"{folder.name} {message}"):
+            make([stage], "--seeds", 0, f"--run_flags={flags}")
+    (tmp_path / "recipe.yaml").write_text("batch: 8\nbf16: true\n")
+    (folder / "arguments.yaml").write_text("bf16: true\n")
+    make([stage], "--seeds", 0)
+
+
+def test_curves_are_means_of_evaluations_after_the_same_steps():
+    def seed(*steps):
+        return {"history": [{"step": step, "eval_loss": 1.0 * step} for step in steps], "step_time_ms": 60_000}
+
+    seeds = [seed(500, 1000), seed(250, 500, 750, 1000), {"history": []}]
+    for curve in (Curve(), Curve(against="minutes of training")):
+        assert report._points_in_common(curve, seeds) == [[(500, 500), (1000, 1000)]] * 2
+    assert report._points_in_common(Curve(), seeds[2:]) == []
 
 
 def test_rows_that_were_timed_for_another_table_are_named(make, stage, tmp_path):
@@ -344,10 +374,11 @@ def test_steps_are_timed_alone_and_trained_at_once(make, stage, tmp_path, monkey
     monkeypatch.setattr(execution, "execute_runs", execute)
     stage = replace(stage, cases=(Case("half a minute", "books", minutes=0.5),), search_steps=10)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(execution, "available_cores", lambda: 8)
     text, results = make([stage], "--parallel_runs", 2)
     assert os.environ.pop("OMP_NUM_THREADS") == "4"  # of all of them
-    assert started == [("first, learning rates", 2), ("first, times of steps", 1), ("first", 2)]
+    # The first two show whether steps take what they took.
+    assert started == [("first, learning rates", 2), ("first, times of steps", 1), ("first", 2), ("first", 2)]
     # The time is that of the short runs, and not of trainings beside which others ran.
     assert cells(text, "ours")[2] == "10100"
     assert results["columns"][2]["values"]["ours"] == [10_100]
@@ -541,6 +572,9 @@ def test_nothing_is_run_for_rows_that_are_left_out(make, stage, tmp_path):
         (["--run_flags=--gradient_accumulation_steps 2"], "--global_batch_size says how many sequences a step has"),
         (["--run_flags=--overwrite"], "leave --overwrite out; .* delete the folders of those that shall be"),
         (["--run_flags=--run_name x"], "leave --run_name out; it is the row's"),
+        (["--run_flags=--model_type bert"], "leave --model_type out; it is the row's"),
+        (["--run_flags=--do_train false"], "leave --do_train out; the table says what is run"),
+        (["--run_flags=--train_file b.txt"], "leave --train_file out; give it to this command itself"),
         (["--vocab_size", 7], "The table test trains no tokenizer; leave --vocab_size out"),
         (["--learning_rates", 0.1, "--search_steps", 7], "--search_steps: of one learning rate none is searched"),
     ],

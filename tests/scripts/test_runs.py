@@ -4,14 +4,15 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 import torch
 
 from experiments import results, runs
-from experiments.arguments import UserError
-from experiments.results import describe_environment, format_origin
+from experiments.arguments import ROOT, UserError
+from experiments.results import command_line, describe_environment, format_origin
 from experiments.runs import Children, Run, choose_launcher, execute_runs, read_runs
 
 
@@ -261,6 +262,27 @@ def test_what_is_terminated_ends_its_runs(tmp_path, make_run):
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
+@pytest.mark.skipif(not hasattr(os, "killpg"), reason="there are no groups of processes")
+def test_what_a_launcher_has_started_ends_with_it(tmp_path, make_run):
+    # A launcher that waits for its child and passes no signal on, as accelerate's for one process.
+    (tmp_path / "launcher.py").write_text("import subprocess, sys; subprocess.call([sys.executable, *sys.argv[1:]])")
+    (tmp_path / "script.py").write_text(
+        "import os, signal, time; from pathlib import Path\n"
+        f"Path({str(tmp_path)!r}, 'child').write_text(str(os.getpid()))\n"
+        f"os.kill({os.getpid()}, signal.SIGHUP); time.sleep(60)\n"
+    )
+    with pytest.raises(SystemExit) as stopped:
+        execute_runs([make_run("a")], [sys.executable, "-S", str(tmp_path / "launcher.py")], "title")
+    assert stopped.value.code == 128 + signal.SIGHUP
+    child = int((tmp_path / "child").read_text())
+    for _ in range(100):  # until the system has reaped it
+        if not Path(f"/proc/{child}").exists():
+            break
+        time.sleep(0.05)
+    with pytest.raises(ProcessLookupError):
+        os.kill(child, 0)
+
+
 def test_what_is_terminated_after_a_failure_ends_what_ran_beside_it(tmp_path, make_run):
     (tmp_path / "script.py").write_text(
         "import os, signal, sys, time; from pathlib import Path\n"
@@ -295,7 +317,8 @@ def test_a_second_signal_to_end_does_not_disturb_the_end():
 def test_several_devices_are_used_by_a_launcher(monkeypatch, devices, launches):
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: devices > 0)
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: devices)
-    assert choose_launcher(None) == [sys.executable, *(["-m", "accelerate.commands.launch"] if launches else [])]
+    launch = ["-m", "accelerate.commands.launch", "--main_process_port", "0"]
+    assert choose_launcher(None) == [sys.executable, *(launch if launches else [])]
     assert choose_launcher(f"{sys.executable} -m 'a b'") == [sys.executable, "-m", "a b"]
     for launcher, message in (("nosuch -x", "'nosuch -x' names no program"), ("", "''"), ("a 'b", "No closing quot")):
         with pytest.raises(UserError, match=f"--launcher .*{message}"):
@@ -313,12 +336,27 @@ def test_results_name_the_settings_of_the_allocator(monkeypatch):
     assert "```bash\npython scripts/benchmark.py --x\n```" in origin
 
 
+def test_a_command_of_several_processes_names_their_launcher(monkeypatch):
+    monkeypatch.setattr(sys, "argv", [str(ROOT / "scripts" / "run_glue.py"), "--task_name", "cola"])
+    assert command_line() == "python scripts/run_glue.py --task_name cola"
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert command_line() == "accelerate launch scripts/run_glue.py --task_name cola"
+
+
 def test_results_name_the_device_they_were_made_on(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
     assert describe_environment()["device"] == describe_environment("cuda")["device"] == "a GPU"
-    assert describe_environment("cpu")["device"].endswith(f"cores, {torch.backends.cpu.get_cpu_capability()})")
+    processor = describe_environment("cpu")
+    assert processor["device"].endswith("cores)")
+    instructions = torch.backends.cpu.get_cpu_capability()
+    assert f"{processor['device']}, {instructions}, {processor['threads']} thread(s)" in format_origin(
+        [processor], "x"
+    )
     assert ", a GPU.\n" in format_origin([describe_environment()], "command")
+    apple = describe_environment("mps")
+    assert (apple["device"], apple["is_gpu"]) == (f"mps of {processor['device']}", True)
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 8)
     assert describe_environment()["device"] == "8 x a GPU"

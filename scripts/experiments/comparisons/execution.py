@@ -9,10 +9,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from experiments.arguments import CONFIGURATION, UserError, flag_values, join_overrides, recipe_to_flags
+from experiments.arguments import (
+    CONFIGURATION,
+    UserError,
+    flag_values,
+    join_overrides,
+    load_recipe,
+    recipe_to_flags,
+)
 from experiments.comparisons.stages import SEARCH_SEED, Case, ComparisonArguments, Stage
 from experiments.parallel import available_cores
 from experiments.results import read_json
+from experiments.run_folder import ARGUMENTS_FILE
 from experiments.runs import Run, choose_launcher, execute_runs
 
 
@@ -27,12 +35,15 @@ class Outcome:
     timed_at: list[float] = field(default_factory=list)  # when a round of these ended, in seconds since the epoch
     folders: list[Path] = field(default_factory=list)  # a checkpoint for each seed
     metrics: list[dict[str, Any]] = field(default_factory=list)  # for each seed
+    environments: list[dict[str, Any]] = field(default_factory=list)  # of what chose the rate and timed steps
 
 
 # By row and key of the case.
 Outcomes: TypeAlias = dict[tuple[str, str], Outcome]
 # Likewise: milliseconds of a step, and the device and threads that it was measured with.
 Times: TypeAlias = dict[tuple[str, str], tuple[float, str]]
+# What decides no run, and would be said of all runs of a table.
+_MEANS = ("bf16", "fp16", "tf32", "torch_compile", "gradient_checkpointing", "num_threads")
 _TIMED_ROUNDS = 3  # in which steps are timed: a machine that slows down for a while does so for every row
 
 
@@ -105,7 +116,9 @@ class _StageRuns:
             every = [run for runs in searches.values() for run in runs.values()]
             self.execute(every, f"{self.stage.folder}, learning rates", "Training has diverged")
         for (name, key), runs in searches.items():
-            found = {rate: read_json(run.result)["eval_loss"] for rate, run in runs.items() if run.result.is_file()}
+            reached = {rate: read_json(run.result) for rate, run in runs.items() if run.result.is_file()}
+            found = {rate: metrics["eval_loss"] for rate, metrics in reached.items()}
+            outcomes[name, key].environments += [metrics["environment"] for metrics in reached.values()]
             if not found:
                 raise UserError(f"{name} diverges at every one of --learning_rates {' '.join(map(str, runs))}.")
             outcomes[name, key].rate = min(found, key=found.__getitem__)
@@ -136,6 +149,7 @@ class _StageRuns:
             if "step_time_ms" not in metrics:
                 raise UserError(f"{run.folder} was cut short behind its last step, and measured no time; delete it.")
             outcomes[key].step_times.append(metrics["step_time_ms"])
+            outcomes[key].environments.append(metrics["environment"])
             outcomes[key].timed_at.append(run.result.stat().st_mtime)
             taken.append((key[0], _means(metrics)))
         if len({means for _, means in taken}) > 1:
@@ -151,18 +165,27 @@ class _StageRuns:
             key = name, case.key
             of_length = case.in_steps(times[key][0]) if key in times else case
             runs[*key, seed] = self.plan(name, of_length, outcomes[key].rate, seed)
-        self.execute(runs.values(), self.stage.folder)
+        # Where budgets are minutes the first to end show whether steps take here what they took.
+        first = [key for key in runs if key[:2] in times][: self.arguments.parallel_runs]
+        for keys in filter(None, (first, [key for key in runs if key not in first])):
+            self.execute([runs[key] for key in keys], self.stage.folder)
+            self._check_times({key: runs[key] for key in keys}, times)
         for (name, case_key, _), run in runs.items():
             key, metrics = (name, case_key), read_json(run.result)
             if key in times:
                 # What chose the steps is what the table says, whatever ran beside the training.
-                time, means = times[key]
-                if means != (trained := _means(metrics)):
-                    remedy = f"choose another --output_dir, or delete {run.folder}"
-                    raise UserError(f"Steps of {name} were timed on {means} and taken on {trained}; {remedy}.")
-                metrics["step_time_ms"] = time
+                metrics["step_time_ms"], _ = times[key]
             outcomes[key].folders.append(run.result.parent)
             outcomes[key].metrics.append(metrics)
+
+    def _check_times(self, runs: Mapping[tuple[str, str, int], Run], times: Times) -> None:
+        for (name, case_key, _), run in runs.items():
+            if (name, case_key) in times:
+                _, means = times[name, case_key]
+                if means != (trained := _means(read_json(run.result))):
+                    timed = f"{run.folder.parent}/{name}-*-timed-*, to have steps timed again"
+                    remedy = f"choose another --output_dir, or delete {run.folder}, or {timed}"
+                    raise UserError(f"Steps of {name} were timed on {means} and taken on {trained}; {remedy}.")
 
     def plan(self, name: str, case: Case, rate: float | None, seed: int = SEARCH_SEED) -> Run:
         """One run of a row."""
@@ -195,8 +218,27 @@ class _StageRuns:
     def execute(
         self, runs: Iterable[Run], title: str, tolerated: str | None = None, at_once: int | None = None
     ) -> None:
-        launcher = choose_launcher(self.arguments.launcher)
-        execute_runs(list(dict.fromkeys(runs)), launcher, title, tolerated, at_once or self.arguments.parallel_runs)
+        launcher, different = choose_launcher(self.arguments.launcher), list(dict.fromkeys(runs))
+        for run in different:
+            _check_means(run, self.stage.recipe())
+        execute_runs(different, launcher, title, tolerated, at_once or self.arguments.parallel_runs)
+
+
+def _check_means(run: Run, recipe: Mapping[str, Any]) -> None:
+    """Raise a `UserError` for a finished run that was computed by other means than the table would say of it."""
+    recorded = run.folder / ARGUMENTS_FILE
+    if run.result.is_file() and recorded.is_file():
+        was, now = load_recipe(recorded), {**recipe, **flag_values(run.arguments)}
+        for name in _MEANS:
+            there, here = (_word(given[name]) if name in given else "false" for given in (was, now))
+            if there != here:
+                remedy = f"choose another --output_dir, or delete {run.folder}"
+                raise UserError(f"{run.folder} was run with --{name} {there}, and not {here}; {remedy}.")
+
+
+def _word(value: Any) -> str:
+    """A flag's value as a recipe and a command line say it alike; a flag without one is set."""
+    return "true" if value is None else str(value).lower()
 
 
 def _means(metrics: Mapping[str, Any]) -> str:

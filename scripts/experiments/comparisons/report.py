@@ -3,12 +3,12 @@
 import shlex
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from experiments.comparisons.execution import Outcome, Outcomes, start_of
-from experiments.comparisons.stages import SEARCH_SEED, Case, Measure, Stage, Table
+from experiments.comparisons.stages import SEARCH_SEED, Case, Curve, Measure, Stage, Table
 from experiments.plots import plot_mean_curves, plot_task_scores
 from experiments.results import command_line, format_origin, format_table, write_results
 from modeling_sktformer import SKTformerConfig
@@ -51,7 +51,8 @@ def write_table(
         sources = {row: start_of(started.get(source, ())) for row, source in sources.items()}
     cells_run = {f"{row}-{key}": o for of_stage in outcomes for (row, key), o in of_stage.items()}
     measured = [m for of_stage in outcomes for o in of_stage.values() for m in o.metrics]
-    environments = [m["environment"] for m in measured]
+    every = [o for of_stage in outcomes for o in of_stage.values()]
+    environments = [m["environment"] for m in measured] + [e for o in every for e in o.environments]
     recipes = [stage.recipe() for stage in table.stages]
     results = {
         **{"command": command_line(), "data": dict(given), "seeds": list(seeds), "recipes": recipes},
@@ -145,13 +146,13 @@ def _look_up(metrics: Any, key: str) -> Any:
 def _describe_data(given: Mapping[str, Any], measured: Iterable[Mapping[str, Any]]) -> str:
     """What was read: the names of files and not where they lie; of many the first and the last."""
     sources = dict.fromkeys(metrics["source"] for metrics in measured if "source" in metrics)
-    parts = []
+    is_named = not given.keys().isdisjoint(("train_file", "validation_file", "test_file", "data_dir", "dataset_name"))
+    parts = [] if is_named else [", ".join(sources) or "the documentation of the Python installation"]
     for flag, value in given.items():
         names = ["/".join(Path(str(name)).parts[-2:]) for name in (value if isinstance(value, list) else [value])]
         names = names if len(names) < 5 else [f"{len(names)} files, {names[0]} to {names[-1]}"]
         parts += [] if flag == "cache_dir" else [f"{flag.replace('_', ' ')} {', '.join(names)}"]
-    default = ", ".join(sources) or "the documentation of the Python installation"
-    return f"Data: {'; '.join(parts) or default}"
+    return f"Data: {'; '.join(parts)}"
 
 
 def _describe_searches(stages: Sequence[Stage], outcomes: Sequence[Outcomes]) -> list[str]:
@@ -233,14 +234,24 @@ def _plot(name: str, table: Table, columns: Sequence[Column], outcomes: Outcomes
     return [f"![Scores]({name}.png)"]
 
 
+def _points_in_common(curve: Curve, seeds: Sequence[Mapping[str, Any]]) -> list[list[tuple[float, float]]]:
+    """The points of each seed after steps that all have been evaluated at."""
+    # A seed that was resumed behind its last step has no time to be drawn against.
+    found = [
+        (replace(curve, against="step").points(metrics), points)
+        for metrics in seeds
+        if (points := curve.points(metrics))
+    ]
+    common = set.intersection(*({step for step, _ in steps} for steps, _ in found)) if found else set()
+    return [[p for (step, _), p in zip(steps, points, strict=True) if step in common] for steps, points in found]
+
+
 def _plot_curves(name: str, stage: Stage, case: Case, outcomes: Outcomes, folder: Path) -> Iterator[str]:
     measured = {row: outcomes[row, case.key].metrics for row in stage.rows() if (row, case.key) in outcomes}
     for curve in stage.curves:
         words = [name, case.key if len(stage.cases) > 1 else "", "" if curve is stage.curves[0] else curve.against]
         file = "-".join(filter(None, words)).replace(" ", "-") + ".png"
-        points = {row: [curve.points(metrics) for metrics in of_row] for row, of_row in measured.items()}
-        # A seed that was resumed behind its last step has no time to be drawn against.
-        curves = {row: drawn for row, of_row in points.items() if (drawn := list(filter(None, of_row)))}
+        curves = {row: drawn for row, of_row in measured.items() if (drawn := _points_in_common(curve, of_row))}
         over = "mean {} over the seeds, with their range" if _has_seeds(outcomes) else "{}, one seed"
         title = f"{case.title}: {over.format(curve.title)}"
         seen = [points for of_row in curves.values() for points in of_row]

@@ -217,7 +217,11 @@ class Table:
             "run_name": "it is the row's",
             "recipe": "the table would not say what is in it; write its flags out",
             "context_length": "the table says it of every column",
+            **dict.fromkeys(("model_type", "model_name_or_path"), "it is the row's"),
+            **dict.fromkeys(("do_train", "do_eval", "do_predict"), "the table says what is run"),
         }
+        read = {flag for stage in self.stages for flag in stage.data}
+        refused |= dict.fromkeys(sorted(read), "give it to this command itself, which says what was read")
         shared = {name for case in cases for name in flag_values(case.flags) if not name.startswith("per_device")}
         refused |= dict.fromkeys(sorted(shared), "the table says it of every column")
         if any("tokenizer_name" in stage.data for stage in self.stages):
