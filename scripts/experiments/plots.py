@@ -103,8 +103,8 @@ def plot_task_curves(
                     axes.plot(*zip(*points, strict=True), label=name, ms=size, **styles[name])
             axes.set(xlabel="epoch", ylabel=label)
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        # Of a search beside the picture, where its many lines cover nothing.
-        lines = panels.flat[0].get_legend_handles_labels()
+        # Beside the picture, where it covers nothing; a short run may have logged one of the two alone.
+        lines = max((axes.get_legend_handles_labels() for axes in panels.flat), key=lambda of_axes: len(of_axes[1]))
         figure.legend(*lines, frameon=False, fontsize="small", loc="outside right center")
 
 
