@@ -1,6 +1,5 @@
 """Tables of runs: every line of a file a row, every run a child process, resumed where it was left."""
 
-import contextlib
 import glob
 import hashlib
 import os
@@ -12,12 +11,13 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 from tqdm import tqdm
 
@@ -26,9 +26,6 @@ from experiments.run_folder import METRICS_FILE
 
 
 _PRESETS = CONFIGURATION / "models"
-# A group of processes for each run, where there are any.
-_OF_ITS_OWN: dict[str, Any] = {"process_group": 0} if hasattr(os, "killpg") else {}
-_ENDING = [signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]
 
 
 @dataclass(frozen=True)
@@ -116,7 +113,7 @@ class Children:
         with self._lock:
             if self._are_stopped:
                 return -signal.SIGTERM
-            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, **_OF_ITS_OWN, **options)
+            process = subprocess.Popen(command, **options)
             self._running.add(process)
         status = process.wait()
         with self._lock:
@@ -125,15 +122,13 @@ class Children:
 
     @contextmanager
     def stopped_by_signals(self) -> Iterator[None]:
-        """Pass on what ends this process: Ctrl-C, the SIGTERM of schedulers and `timeout`, a terminal that closes."""
+        """Pass on what ends this process: Ctrl-C, or the SIGTERM of schedulers and `timeout`."""
 
         def stop(number: int, _: Any) -> None:
             signal.signal(number, signal.SIG_IGN)  # `timeout` sends it to a process and then to its group
             sys.exit(128 + number)
 
-        # A signal that is ignored, as by `nohup`, stays so.
-        ending = [number for number in _ENDING if signal.getsignal(number) is not signal.SIG_IGN]
-        earlier = {number: signal.signal(number, stop) for number in ending}
+        earlier = signal.signal(signal.SIGTERM, stop)
         try:
             yield
         except (KeyboardInterrupt, SystemExit):
@@ -143,17 +138,17 @@ class Children:
                     _terminate(process)
             raise
         finally:
-            for number, handler in earlier.items():
-                signal.signal(number, handler)
+            signal.signal(signal.SIGTERM, earlier)
 
 
 def _terminate(process: subprocess.Popen) -> None:
-    """End a run and what it has started: launchers end without their children."""
-    if _OF_ITS_OWN:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGTERM)
-    else:
+    """End a run and what it has started: some launchers end without their children."""
+    with suppress(psutil.Error):
+        started = psutil.Process(process.pid).children(recursive=True)
         process.terminate()
+        for child in started:
+            with suppress(psutil.Error):
+                child.terminate()
 
 
 def execute_runs(

@@ -17,6 +17,7 @@ from experiments.comparisons import execution, report
 from experiments.comparisons.stages import Case, ComparisonArguments, Curve, Measure, Stage, Table
 from experiments.comparisons.tables import TABLES
 from experiments.results import ResultsArguments
+from experiments.runs import Run
 from support.glue_rows import files_below, read_metrics
 from support.tables import cells, read_run
 
@@ -316,13 +317,37 @@ def test_what_was_computed_by_other_means_is_not_said_to_be_like_the_rest(make, 
     make([stage], "--seeds", 0)
     for flags, message in (
         ("--bf16", "was run with --bf16 false, and not true; choose another --output_dir, or delete"),
-        ("--torch_compile=true", "was run with --torch_compile false, and not true"),
+        ("--torch_compile=yes", "was run with --torch_compile false, and not true"),
+        ("--num_threads 4", "was run with --num_threads false, and not 4"),
     ):
         with pytest.raises(UserError, match=f"{folder.name} {message}"):
             make([stage], "--seeds", 0, f"--run_flags={flags}")
+    # Of a task of its own the results lie in a folder of the run.
+    (folder / "task").mkdir()
+    for name in ("metrics.json", "arguments.yaml"):
+        (folder / name).rename(folder / "task" / name)
+    with pytest.raises(UserError, match=r"ours-100-0\.001-0/task was run with --bf16 false, and not true"):
+        execution._check_means(Run("script.py", ("--bf16",), folder, "task/metrics.json"), {})
+
+
+def test_precision_of_a_recipe_is_compared_where_it_was_taken(make, stage, tmp_path):
     (tmp_path / "recipe.yaml").write_text("batch: 8\nbf16: true\n")
-    (folder / "arguments.yaml").write_text("bf16: true\n")
     make([stage], "--seeds", 0)
+    recorded = tmp_path / "out" / "first" / "ours-100-0.001-0" / "arguments.yaml"
+    for text in ("bf16: true\n", "max_steps: 100\n"):  # and where the device has none
+        recorded.write_text(text)
+        make([stage], "--seeds", 0)
+    recorded.write_text("bf16: false\n")
+    with pytest.raises(UserError, match="was run with --bf16 false, and not true"):
+        make([stage], "--seeds", 0)
+
+
+def test_data_from_the_hub_and_of_the_documentation_are_told_apart(make, stage):
+    stage = replace(stage, data=("datasets", "one_document_per_block"))
+    text, _ = make([stage], "--datasets", "a/b:c", "--seeds", 0)
+    assert "Data: datasets a/b:c." in text
+    text, _ = make([stage], "--one_document_per_block", "--seeds", 0)
+    assert "Data: the documentation of the Python installation; one document per block True." in text
 
 
 def test_curves_are_means_of_evaluations_after_the_same_steps():
@@ -575,6 +600,7 @@ def test_nothing_is_run_for_rows_that_are_left_out(make, stage, tmp_path):
         (["--run_flags=--model_type bert"], "leave --model_type out; it is the row's"),
         (["--run_flags=--do_train false"], "leave --do_train out; the table says what is run"),
         (["--run_flags=--train_file b.txt"], "leave --train_file out; give it to this command itself"),
+        (["--run_flags=--task_name cola"], "leave --task_name out; the table is of its own"),
         (["--vocab_size", 7], "The table test trains no tokenizer; leave --vocab_size out"),
         (["--learning_rates", 0.1, "--search_steps", 7], "--search_steps: of one learning rate none is searched"),
     ],

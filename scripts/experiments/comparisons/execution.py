@@ -4,10 +4,14 @@ import hashlib
 import itertools
 import os
 import statistics
+from argparse import ArgumentTypeError
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
+
+from transformers.hf_argparser import string_to_bool
 
 from experiments.arguments import (
     CONFIGURATION,
@@ -183,7 +187,7 @@ class _StageRuns:
             if (name, case_key) in times:
                 _, means = times[name, case_key]
                 if means != (trained := _means(read_json(run.result))):
-                    timed = f"{run.folder.parent}/{name}-*-timed-*, to have steps timed again"
+                    timed = f"{run.folder.parent}/*-timed-*, to have steps timed again"
                     remedy = f"choose another --output_dir, or delete {run.folder}, or {timed}"
                     raise UserError(f"Steps of {name} were timed on {means} and taken on {trained}; {remedy}.")
 
@@ -226,19 +230,24 @@ class _StageRuns:
 
 def _check_means(run: Run, recipe: Mapping[str, Any]) -> None:
     """Raise a `UserError` for a finished run that was computed by other means than the table would say of it."""
-    recorded = run.folder / ARGUMENTS_FILE
+    recorded = run.result.with_name(ARGUMENTS_FILE)
     if run.result.is_file() and recorded.is_file():
-        was, now = load_recipe(recorded), {**recipe, **flag_values(run.arguments)}
+        was = load_recipe(recorded)
+        # What a recipe says of precision is not taken, and not recorded, where the device has none.
+        now = {name: value for name, value in recipe.items() if name in was} | flag_values(run.arguments)
         for name in _MEANS:
             there, here = (_word(given[name]) if name in given else "false" for given in (was, now))
             if there != here:
-                remedy = f"choose another --output_dir, or delete {run.folder}"
-                raise UserError(f"{run.folder} was run with --{name} {there}, and not {here}; {remedy}.")
+                remedy = f"choose another --output_dir, or delete {run.result.parent}"
+                raise UserError(f"{run.result.parent} was run with --{name} {there}, and not {here}; {remedy}.")
 
 
 def _word(value: Any) -> str:
     """A flag's value as a recipe and a command line say it alike; a flag without one is set."""
-    return "true" if value is None else str(value).lower()
+    text = "true" if value is None else str(value).lower()
+    with suppress(ArgumentTypeError):
+        text = str(string_to_bool(text)).lower()
+    return text
 
 
 def _means(metrics: Mapping[str, Any]) -> str:

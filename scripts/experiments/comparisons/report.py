@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.comparisons.execution import Outcome, Outcomes, start_of
-from experiments.comparisons.stages import SEARCH_SEED, Case, Curve, Measure, Stage, Table
+from experiments.comparisons.stages import DATA, SEARCH_SEED, Case, Curve, Measure, Stage, Table
 from experiments.plots import plot_mean_curves, plot_task_scores
 from experiments.results import command_line, format_origin, format_table, write_results
 from modeling_sktformer import SKTformerConfig
@@ -146,7 +146,7 @@ def _look_up(metrics: Any, key: str) -> Any:
 def _describe_data(given: Mapping[str, Any], measured: Iterable[Mapping[str, Any]]) -> str:
     """What was read: the names of files and not where they lie; of many the first and the last."""
     sources = dict.fromkeys(metrics["source"] for metrics in measured if "source" in metrics)
-    is_named = not given.keys().isdisjoint(("train_file", "validation_file", "test_file", "data_dir", "dataset_name"))
+    is_named = not given.keys().isdisjoint(DATA)
     parts = [] if is_named else [", ".join(sources) or "the documentation of the Python installation"]
     for flag, value in given.items():
         names = ["/".join(Path(str(name)).parts[-2:]) for name in (value if isinstance(value, list) else [value])]

@@ -22,6 +22,8 @@ from experiments.runs import read_runs
 
 
 SEARCH_SEED = 100  # chooses learning rates and is counted in no table
+# Flags that name what is read.
+DATA = ("train_file", "validation_file", "test_file", "data_dir", "dataset_name", "datasets")
 _TIMED_STEPS = 40  # that tell how long a step takes
 
 
@@ -218,10 +220,11 @@ class Table:
             "recipe": "the table would not say what is in it; write its flags out",
             "context_length": "the table says it of every column",
             **dict.fromkeys(("model_type", "model_name_or_path"), "it is the row's"),
+            "task_name": "the table is of its own",
             **dict.fromkeys(("do_train", "do_eval", "do_predict"), "the table says what is run"),
         }
-        read = {flag for stage in self.stages for flag in stage.data}
-        refused |= dict.fromkeys(sorted(read), "give it to this command itself, which says what was read")
+        read = [flag for flag in DATA if any(flag in stage.data for stage in self.stages)]
+        refused |= dict.fromkeys(read, "give it to this command itself, which says what was read")
         shared = {name for case in cases for name in flag_values(case.flags) if not name.startswith("per_device")}
         refused |= dict.fromkeys(sorted(shared), "the table says it of every column")
         if any("tokenizer_name" in stage.data for stage in self.stages):

@@ -10,11 +10,12 @@ from typing import Any, Literal
 import numpy as np
 from filelock import FileLock
 
-from experiments.arguments import UserError, flag, recipe_to_flags, require_at_least
+from experiments.arguments import UserError, explained, flag, recipe_to_flags, require_at_least
 from experiments.lra import images, listops, pathfinder, texts
 from experiments.lra.examples import PARTS, Examples, part_sizes
 from experiments.lra.listops import ListOpsLimits
 from experiments.lra.tasks import TASKS
+from experiments.model_card import public_name
 from experiments.results import check_writable
 
 
@@ -23,7 +24,10 @@ _LIMITS = tuple(field.name for field in fields(ListOpsLimits))
 # Flags of one task alone.
 _FLAGS_OF = {"listops": _LIMITS, "retrieval": ("stand_in",), "image": ("noise",)}
 # Flags without which a model would be measured on other data than it was made for, wherever those lie.
-_DECISIVE = (*_LIMITS, "num_generated", "generation_seed", "stand_in", "noise", "max_seq_length")
+_DECISIVE = (
+    *(*_LIMITS, "num_generated", "generation_seed", "stand_in", "dataset_name", "dataset_revision"),
+    *("noise", "max_seq_length", "max_predict_samples"),
+)
 
 
 @dataclass
@@ -115,7 +119,10 @@ class LraArguments:
     def decisive_flags(self) -> list[str]:
         """The flags, where they are not as they are by default, that give data like these again."""
         given = {name: getattr(self, name) for name in _DECISIVE}
-        return recipe_to_flags({name: value for name, value in given.items() if value != getattr(LraArguments, name)})
+        given = {name: value for name, value in given.items() if value != getattr(LraArguments, name)}
+        if self.dataset_name:
+            given["dataset_name"] = public_name(self.dataset_name)
+        return recipe_to_flags(given)
 
     @property
     def how_to_make(self) -> tuple[int, int | None]:
@@ -155,17 +162,22 @@ def load_parts(arguments: LraArguments) -> dict[str, Examples]:
 
 def _or_shorter(arguments: LraArguments) -> str:
     is_made = arguments.task_name == "listops" and not arguments.data_dir
-    return f", or make shorter ones with --max_length {arguments.length}" if is_made else ""
+    return ", or make shorter ones with --min_length and --max_length" if is_made else ""
 
 
-def _make_once(files: Sequence[Path], make: Callable[[], Any]) -> None:
+def _make_once(arguments: LraArguments, files: Sequence[Path], make: Callable[[], Any]) -> None:
     """Make files that are not there; of several processes one makes them, and the others wait."""
     if not all(file.is_file() for file in files):
-        place = files[0].parent
-        check_writable(place, "cache_dir")  # before long work is lost
-        with FileLock(place / ".lock"):
+        cache = Path(arguments.cache_dir or CACHE)
+        check_writable(cache, "cache_dir")  # before long work is lost
+        lock = FileLock(cache / f".{files[0].relative_to(cache).parts[0]}.lock")
+        with explained(f"--cache_dir {cache} cannot be locked"):
+            lock.acquire()
+        try:
             if not all(file.is_file() for file in files):
                 make()
+        finally:
+            lock.release()
 
 
 @contextmanager
@@ -188,7 +200,7 @@ def _read_listops(arguments: LraArguments) -> dict[str, Examples]:
         limits, count = ListOpsLimits(*numbers), arguments.num_generated or TASKS["listops"].count
         folder = arguments.made("-".join(map(str, ["listops", *numbers, count, "seed", arguments.generation_seed])))
         files, sizes = [folder / name for name in listops.FILES.values()], part_sizes(count, count // 50)
-        _make_once(files, partial(listops.generate_listops, folder, limits, sizes, *arguments.how_to_make))
+        _make_once(arguments, files, partial(listops.generate_listops, folder, limits, sizes, *arguments.how_to_make))
     with _explained_if_made(folder, arguments):
         return {part: listops.read_listops(folder / name) for part, name in listops.FILES.items()}
 
@@ -198,7 +210,7 @@ def _read_pathfinder(arguments: LraArguments) -> dict[str, Examples]:
     if path is None:
         count = arguments.num_generated or TASKS["pathfinder"].count
         path = arguments.made(f"pathfinder-{count}-seed-{arguments.generation_seed}.npz")
-        _make_once([path], partial(pathfinder.generate_pathfinder, path, count, *arguments.how_to_make))
+        _make_once(arguments, [path], partial(pathfinder.generate_pathfinder, path, count, *arguments.how_to_make))
     with _explained_if_made(path, arguments):
         return pathfinder.read_pathfinder(path)
 

@@ -125,11 +125,10 @@ def make_job(command: Command, parts: Mapping[str, Examples]) -> Job:
             "source": splits["test"].source,
             "measured": _describe_choice(training),
             "max_length": arguments.length,
-            "data_flags": shlex.join(arguments.decisive_flags()),
             "noise": arguments.noise,
             "published": published_figures(arguments.task_name, model.config, arguments.noise, has_length),
         },
-        write_card=partial(write_task_card, task, masks),
+        write_card=partial(write_task_card, task, masks, shlex.join(arguments.decisive_flags())),
         **(masked if masks else classified),
     )
 

@@ -162,7 +162,7 @@ def build_model(
     if (longest := longest_input(model) or max_length) < max_length:
         hint = "take another one"
         if not task.is_picture:
-            shorter = f"make shorter expressions with --max_length {longest}, or {hint}"
+            shorter = f"{hint}, or no longer expressions, which --min_length and --max_length make"
             hint = f"give --max_seq_length {longest}" if task.can_be_cut else shorter
         raise UserError(f"The model {name} takes {longest} tokens, not {max_length}; {hint}.")
     fixed = getattr(model.config, "segment_means_seq_len", None)  # of a Nystromformer that is linear in the length

@@ -58,15 +58,20 @@ def write_report(folder: Path, task: Task, metrics: Mapping[str, Any]) -> str:
 
 
 def write_task_card(
-    task: Task, is_masked_lm: bool, folder: Path, metrics: dict[str, Any], arguments: dict[str, Any]
+    task: Task,
+    is_masked_lm: bool,
+    data_flags: str,
+    folder: Path,
+    metrics: dict[str, Any],
+    arguments: dict[str, Any],
 ) -> None:
-    """Write the model card of a trial."""
+    """Write the model card of a trial; `data_flags` give its data again."""
     accuracy = metrics["eval_test_accuracy"]
     rows = [[THIS, f"{100 * accuracy:.2f}", f"{metrics['max_length']:,}"]]
     if not is_masked_lm:
         known = metrics["published"]["rows"]
         rows += [[name, f"{100 * value:.2f}", f"{task.max_length:,}"] for name, value in known.items()]
-    flags = f'--task_name {metrics["job"]} --model_name_or_path "{{title}}" {metrics["data_flags"]}'.rstrip()
+    flags = f'--task_name {metrics["job"]} --model_name_or_path "{{title}}" {data_flags}'.rstrip()
     flags += " --output_dir runs/lra/tuned" if is_masked_lm else " --do_eval --output_dir runs/lra/measured"
     example = [f"# `python scripts/run_lra.py {flags}` of SKTformer reads it."]
     if metrics["model_type"] == "sktformer" and not is_masked_lm:
