@@ -419,6 +419,7 @@ def test_the_global_batch_is_kept_by_accumulation(recipe, monkeypatch, per_devic
     assert seen == {"steps": accumulation}
 
 
+@pytest.mark.slow
 def test_two_processes_train_as_one(tmp_path, recipe):
     dropouts = ["hidden_dropout_prob", "attention_probs_dropout_prob", "smoother_dropout_prob"]
     sizes = "num_hidden_layers=1,hidden_size=32,intermediate_size=64,smoother_norm=layer_norm"

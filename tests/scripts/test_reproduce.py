@@ -170,7 +170,7 @@ def test_curves_are_drawn_against_steps_and_time_and_scores_by_row(make, stage, 
     with monkeypatch.context() as context:
         context.setattr(report, "plot_mean_curves", lambda curves, *args: lines.update(curves))
         make([replace(stage, cases=(case,), curves=(replace(curve, against="minutes of training"),))])
-    assert {row: len(seeds) for row, seeds in lines.items()} == {"ours": 2, "theirs": 2}  # one of three has no time
+    assert {row: len(seeds) for row, seeds in lines.items()} == {"ours": 3, "theirs": 3}  # one has no time itself
     counted = replace(stage, cases=(case,), curves=(replace(curve, against="trillion multiply-adds"),))
     text, _ = make([counted])
     assert ".png" not in text  # the runs have not counted any
@@ -351,13 +351,16 @@ def test_data_from_the_hub_and_of_the_documentation_are_told_apart(make, stage):
 
 
 def test_curves_are_means_of_evaluations_after_the_same_steps():
-    def seed(*steps):
-        return {"history": [{"step": step, "eval_loss": 1.0 * step} for step in steps], "step_time_ms": 60_000}
+    def seed(*steps, **times):
+        return {"history": [{"step": step, "eval_loss": 1.0 * step} for step in steps], **times}
 
-    seeds = [seed(500, 1000), seed(250, 500, 750, 1000), {"history": []}]
+    # One ran beside others, one was resumed behind its last step, and one says nothing.
+    seeds = [seed(500, 1000, step_time_ms=60_000), seed(250, 500, 750, 1000, step_time_ms=60_000)]
+    seeds += [seed(500, 1000, step_time_ms=600_000), seed(500, 1000), seed()]
     for curve in (Curve(), Curve(against="minutes of training")):
-        assert report._points_in_common(curve, seeds) == [[(500, 500), (1000, 1000)]] * 2
-    assert report._points_in_common(Curve(), seeds[2:]) == []
+        assert report._points_in_common(curve, seeds) == [[(500, 500), (1000, 1000)]] * 4
+        assert report._points_in_common(curve, seeds[4:]) == []
+    assert report._points_in_common(Curve(against="minutes of training"), seeds[3:]) == []
 
 
 def test_rows_that_were_timed_for_another_table_are_named(make, stage, tmp_path):

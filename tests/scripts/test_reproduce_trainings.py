@@ -131,6 +131,7 @@ def write_books(folder):
                 (folder / part / f"{author}_{title}.txt").write_text(" ".join(words))
 
 
+@pytest.mark.slow
 def test_books_are_attributed_to_their_authors(tmp_path, monkeypatch):
     monkeypatch.setattr(runs.Children, "run", run_in_process)
     write_books(tmp_path)
@@ -201,6 +202,7 @@ def test_books_are_attributed_to_their_authors(tmp_path, monkeypatch):
     assert files_below(tmp_path / "out") == before
 
 
+@pytest.mark.slow
 def test_books_are_attributed_by_encoders_that_stay_as_they_are(tmp_path, monkeypatch):
     monkeypatch.setattr(runs.Children, "run", run_in_process)
     write_books(tmp_path)

@@ -236,7 +236,10 @@ def _plot(name: str, table: Table, columns: Sequence[Column], outcomes: Outcomes
 
 def _points_in_common(curve: Curve, seeds: Sequence[Mapping[str, Any]]) -> list[list[tuple[float, float]]]:
     """The points of each seed after steps that all have been evaluated at."""
-    # A seed that was resumed behind its last step has no time to be drawn against.
+    # As in the table a step takes its median time: a seed that ran beside others does not move the whole row, and one
+    # that was resumed behind its last step has no time of its own.
+    times = [time for metrics in seeds if (time := metrics.get("step_time_ms"))]
+    seeds = [{**metrics, "step_time_ms": statistics.median(times or [0.0])} for metrics in seeds]
     found = [
         (replace(curve, against="step").points(metrics), points)
         for metrics in seeds

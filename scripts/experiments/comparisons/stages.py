@@ -109,7 +109,7 @@ class Curve:
     baselines: tuple[tuple[str, str], ...] = ()
 
     def points(self, metrics: Mapping[str, Any]) -> list[tuple[float, float]]:
-        """Of one run, in order; minutes are steps times their median time. None where that was not measured."""
+        """Of one run, in order; minutes are steps times what one took. None where that was not measured."""
         found = {e["step"]: self.factor * e[self.key] for e in metrics["history"] if self.key in e}
         scale = 1.0
         if self.against == "minutes of training":
