@@ -34,7 +34,7 @@ from experiments.forecasting.jobs import (
     predict_future,
 )
 from experiments.forecasting.report import check_report, write_report
-from experiments.forecasting.windows import Scaler, SeriesArguments, read_series, split_borders
+from experiments.forecasting.windows import SPLIT, Scaler, SeriesArguments, read_series, split_borders
 from experiments.run_folder import recorded_arguments
 from experiments.training import STAGES, announce_run, prepare, upload_run
 from experiments.trials import check_job, read_metrics
@@ -73,7 +73,7 @@ def main() -> None:
     check_channels(forecaster, series, training.do_train)
     if scaler is None:
         parts = split_borders(len(series.values), arguments.benchmark, arguments.split_fractions)
-        fractions = None if arguments.benchmark else arguments.split_fractions
+        fractions = None if arguments.benchmark else arguments.split_fractions or SPLIT
         scaler = Scaler.fit(series, parts["train"].stop, fractions)
     if training.do_predict:
         check_future(command, arguments, series)

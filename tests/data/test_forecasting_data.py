@@ -211,9 +211,10 @@ def test_months_without_a_grid_go_on_by_their_median_step():
         (pd.date_range("2020-01", periods=50, freq="MS").strftime("%Y%m").astype(int), "2024-03-01"),
         (1_700_000_000 + 3600 * np.arange(50), "2023-11-17 00:13:20"),
         (1000 * (1_700_000_000 + 60 * np.arange(50)), "2023-11-14 23:03:20"),
+        (pd.period_range("2020-01", periods=50, freq="M"), "2024-03-01"),
     ],
 )
-def test_numbers_may_say_when(numbers, following):
+def test_numbers_and_periods_may_say_when(numbers, following):
     rows = table().drop(columns="date").assign(t=numbers)
     series = make_series("s", rows, "t", None)
     assert (series.columns, series.timestamp_column) == (["a", "b"], "t")

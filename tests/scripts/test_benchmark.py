@@ -223,6 +223,15 @@ def test_rows_of_the_same_settings_are_not_lost(quick, flags, lost):
     assert json.loads((quick.folder / "speed.json").read_text())["sections"] == before
 
 
+def test_what_was_planned_and_not_measured_holds_nobody_up(quick):
+    quick.fail_at, quick.error = ("bert-sdpa", 100), KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        quick()
+    (section,) = quick("--lengths", "64")
+    assert section["finished"]
+    assert {row["length"] for row in section["rows"]} == {64}
+
+
 def test_published_results_can_be_merged_with(quick):
     shutil.copy(RESULTS / "speed.json", quick.folder)
     published = json.loads((quick.folder / "speed.json").read_text())["sections"]

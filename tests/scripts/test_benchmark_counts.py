@@ -181,6 +181,7 @@ def test_counts_are_written(tmp_path, monkeypatch):
     (section,) = json.loads((tmp_path / "counts.json").read_text())["sections"]
     text = (tmp_path / "counts.md").read_text()
     assert section["finished"]
+    assert not section["environment"]["is_gpu"]
     assert [(row["model"], row["masked"], row["reason"]) for row in section["rows"]] == [
         ("sktformer", False, None),
         ("sktformer", True, None),

@@ -136,8 +136,13 @@ def test_a_run_leaves_tables_forecasts_and_pictures(run, tmp_path, capsys, monke
 
     # A finished run is left alone, and its forecaster forecasts another file as it is.
     before = (folder / "model.safetensors").stat().st_mtime_ns
+    (folder / METRICS_FILE).write_text(
+        json.dumps(metrics | {"environment": {**metrics["environment"], "device": "elsewhere", "is_gpu": True}})
+    )
     run(*flags, "--prediction_length", "6", "9")
     assert (folder / "model.safetensors").stat().st_mtime_ns == before
+    here = metrics["environment"]["device"]
+    assert f"{here} and elsewhere" in (folder.parent / "forecasting.md").read_text()
     new = write_series(tmp_path / "new.csv", num_rows=60, columns=("other", "south", "north"))
     checkpoint = ["--model_name_or_path", str(tmp_path / "run" / "horizon-6")]
     lengths = ["--context_length", "24", "--prediction_length", "6"]
@@ -161,10 +166,10 @@ def test_a_run_leaves_tables_forecasts_and_pictures(run, tmp_path, capsys, monke
         run("--model_name_or_path", str(tmp_path / "seeds"), "--data_file", new, "--do_predict", name="wrong")
     with pytest.raises(UserError, match=r"run holds a model in each of horizon-6, horizon-9; give one"):
         run("--model_name_or_path", str(tmp_path / "run"), "--data_file", new, "--do_predict", name="wrong")
-    swapped = ["--data_file", write_series(tmp_path / "swapped.csv", columns=("south", "north")), "--do_predict"]
-    swapped += ["--target_columns", "south", "north"]
-    with pytest.raises(UserError, match="in another order; give --target_columns north south"):
-        run(*checkpoint, *swapped, name="wrong")
+    for targets in (("south", "north"), ("south", "other"), ("other", "north")):
+        swapped = ["--data_file", new, "--do_predict", "--target_columns", *targets]
+        with pytest.raises(UserError, match="in another order; give --target_columns north south"):
+            run(*checkpoint, *swapped, name="wrong")
     blind = write_series(tmp_path / "blind.csv", num_rows=60, north=[1.0] * 30 + [np.nan] * 30)
     capsys.readouterr()
     (tmp_path / "new" / "horizon-6" / "window-9.png").write_bytes(b"of the series before")
@@ -616,6 +621,14 @@ def test_what_a_forecaster_was_trained_on_is_not_what_it_is_measured_by(run, tmp
     run(*again, "--split_fractions", "0.5", "0.2", "0.3", name="other")
     assert "was trained with --split_fractions 0.8 0.1 0.1; parts may hold what it has seen" in caplog.text
     assert metrics_of(tmp_path / "other")["eval_test_samples"] > metrics_of(tmp_path / "run")["eval_test_samples"]
+    # Nor does it go on with what it will be measured by, unless that is asked for, the default as well.
+    on = [*again[:-1], "--do_train", "--max_steps", "1"]
+    run(*on, name="on")
+    assert metrics_of(tmp_path / "on")["eval_test_samples"] == metrics_of(tmp_path / "run")["eval_test_samples"]
+    caplog.clear()
+    run(*on, "--split_fractions", "0.7", "0.1", "0.2", name="seen")
+    assert "was trained with --split_fractions 0.8 0.1 0.1; parts may hold what it has seen" in caplog.text
+    assert metrics_of(tmp_path / "seen")["eval_test_samples"] > metrics_of(tmp_path / "run")["eval_test_samples"]
 
 
 def test_published_errors_are_of_all_channels(run, tmp_path):

@@ -61,7 +61,8 @@ def open_section(flags: Mapping[str, Any], path: Path, merge: bool) -> dict[str,
     other settings and `merge` does not ask to keep them, or lengths, models or modes of these settings that the flags
     leave out: they would be lost.
     """
-    environment = describe_environment(flags["device"])
+    # What is counted is laid out on no device, and counted by a processor.
+    environment = describe_environment("cpu" if flags["device"] == "meta" else flags["device"])
     section = {
         "key": {name: flags[name] for name in _SETTINGS},
         "plan": {name: value for name, value in flags.items() if name not in _FREE_FLAGS},
@@ -75,7 +76,8 @@ def open_section(flags: Mapping[str, Any], path: Path, merge: bool) -> dict[str,
         raise UserError(f"{path}.json holds results of other settings ({others[0]}); {remedy}.")
     for entry in (entry for entry in earlier if entry["key"] == section["key"]):
         for name in ("lengths", "models", "modes"):
-            if lost := [str(value) for value in entry["plan"][name] if value not in flags[name]]:
+            measured = dict.fromkeys(row[name.removesuffix("s")] for row in entry["rows"])
+            if lost := [str(value) for value in measured if value not in flags[name]]:
                 remedy = "name them too, or choose another --results_dir"
                 raise UserError(f"{path}.json holds results of --{name} {' '.join(lost)} of these settings; {remedy}.")
         same_machine = {**entry["environment"], "commit": None} == {**environment, "commit": None}

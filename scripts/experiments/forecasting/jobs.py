@@ -23,7 +23,6 @@ from experiments.forecasting.report import WINDOW_PICTURE, draw_windows, write_f
 from experiments.forecasting.series import Series
 from experiments.forecasting.windows import (
     SCALER_FILE,
-    SPLIT,
     Scaler,
     SeriesArguments,
     Windows,
@@ -50,7 +49,7 @@ def fit_to_checkpoint(
     arguments: SeriesArguments, forecaster: ForecasterArguments, trains: bool
 ) -> tuple[SeriesArguments, Scaler | None]:
     """
-    The lengths of a checkpoint, where there is one, and its columns, split and scale where nothing is trained.
+    The lengths and the split of a checkpoint, where there is one, and its columns and scale where nothing is trained.
 
     Raises:
         UserError: if other ones are asked for.
@@ -68,25 +67,28 @@ def fit_to_checkpoint(
             "leave out --context_length and --prediction_length."
         )
     arguments = replace(arguments, context_length=lengths[0], prediction_length=lengths[1])
-    if trains:
+    if trains and not (Path(name) / SCALER_FILE).is_file():  # of another library, or of the Hub
         return arguments, None
     scaler = Scaler.from_pretrained(name)
+    if scaler.split_fractions and not arguments.task_name:
+        fractions = arguments.split_fractions or scaler.split_fractions
+        if fractions != scaler.split_fractions:
+            trained = " ".join(map(str, scaler.split_fractions))
+            logger.warning("%s was trained with --split_fractions %s; parts may hold what it has seen.", name, trained)
+        arguments = replace(arguments, split_fractions=fractions)
+    if trains:
+        return arguments, None
     if arguments.target_columns and len(arguments.target_columns) != len(scaler.columns):
         raise UserError(
             f"The checkpoint {name} was made for {len(scaler.columns)} channels ({', '.join(scaler.columns)}), and "
             f"--target_columns names {len(arguments.target_columns)}."
         )
-    known: dict[str, Any] = {
-        "target_columns": arguments.target_columns or scaler.columns,
-        "timestamp_column": arguments.timestamp_column or scaler.timestamp_column,
-    }
-    if scaler.split_fractions and not arguments.task_name:
-        if arguments.split_fractions == SPLIT:  # the default
-            known["split_fractions"] = scaler.split_fractions
-        elif arguments.split_fractions != scaler.split_fractions:
-            trained = " ".join(map(str, scaler.split_fractions))
-            logger.warning("%s was trained with --split_fractions %s; parts may hold what it has seen.", name, trained)
-    return replace(arguments, **known), scaler
+    arguments = replace(
+        arguments,
+        target_columns=arguments.target_columns or scaler.columns,
+        timestamp_column=arguments.timestamp_column or scaler.timestamp_column,
+    )
+    return arguments, scaler
 
 
 def check_channels(forecaster: ForecasterArguments, series: Series, trains: bool) -> None:
@@ -97,7 +99,8 @@ def check_channels(forecaster: ForecasterArguments, series: Series, trains: bool
     columns = Scaler.from_pretrained(name).columns
     # Where nothing is trained each has its scale, and of our architecture its weights, too, unless it shares them.
     is_ordered = not trains or not getattr(load_config(forecaster), "channel_independence", True)
-    if is_ordered and columns != series.columns and sorted(columns) == sorted(series.columns):
+    # Other names are another series, whose channels stand in the places of these.
+    if is_ordered and any(n in columns and columns.index(n) != place for place, n in enumerate(series.columns)):
         remedy = f"in another order; give --target_columns {' '.join(columns)}"
         raise UserError(f"The checkpoint {name} was made for the channels of {series.source} {remedy}.")
 

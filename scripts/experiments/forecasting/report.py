@@ -98,7 +98,7 @@ def write_report(
         + f"; {', '.join(f'{runs} at a horizon of {at}' if len(said) > 1 else runs for runs, at in said.items())}.",
         *tables,
         "\n".join([*_verdicts(results["test"]), *(f"- {note}" for note in notes)]),
-        format_origin([first["environment"]], command_line()),
+        format_origin([metrics["environment"] for metrics in finished.values()], command_line()),
     ]
     return write_results(folder / _REPORT, {"series": title, "command": command_line(), **results}, paragraphs)
 

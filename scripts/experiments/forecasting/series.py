@@ -259,6 +259,8 @@ def _read_timestamps(
     source: str, column: pd.Series, in_any_order: bool, is_sure: bool = True
 ) -> pd.DatetimeIndex | None:
     """When each row was; None for numbers that are no times, in a column that nobody has named."""
+    if isinstance(column.dtype, pd.PeriodDtype):
+        column = column.dt.to_timestamp()
     if pd.api.types.is_numeric_dtype(column):
         numbered = next((unit for unit, (low, high) in _NUMBERED.items() if column.between(low, high).all()), None)
         is_by_name = is_sure or numbered not in ("%Y", "%Y%m")  # a count may run through the same numbers

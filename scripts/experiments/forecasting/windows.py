@@ -40,8 +40,10 @@ class SeriesArguments:
     )
     target_columns: list[str] | None = flag(None, "Columns to forecast; by default all but the timestamps.")
     mask_missing: bool = flag(False, "Read missing values as gaps, which a mask tells the model of.")
-    split_fractions: list[float] = flag(
-        SPLIT, "Shares of training, validation and test of a series of your own, in the order of time."
+    split_fractions: list[float] | None = flag(
+        None,
+        "Shares of training, validation and test of a series of your own, in the order of time; by default those of "
+        f"the checkpoint, or {' '.join(map(str, SPLIT))}.",
     )
     prediction_length: list[int] | None = flag(None, "Time steps to forecast; several train one model each.")
     context_length: int | None = flag(None, "Time steps to read; by default the task's, or 96.")
@@ -62,7 +64,7 @@ class SeriesArguments:
             raise UserError("--data_dir is where --task_name is read from; name a task, or give --data_file.")
         is_from_hub = self.dataset_name or (self.task_name and not self.data_dir)
         for name, default, is_read, why in (
-            ("split_fractions", SPLIT, not self.task_name, "a public series has a split of its own"),
+            ("split_fractions", None, not self.task_name, "a public series has a split of its own"),
             ("dataset_config_name", None, self.dataset_name, "it is for --dataset_name"),
             ("dataset_revision", None, is_from_hub, "nothing is read from the Hub here"),
         ):
@@ -75,7 +77,7 @@ class SeriesArguments:
         if self.prediction_length is not None and len(set(self.prediction_length)) < len(self.prediction_length):
             raise UserError("--prediction_length names a horizon twice; give each once.")
         shares = self.split_fractions
-        if len(shares) != 3 or min(shares) <= 0 or abs(sum(shares) - 1) > 1e-6:
+        if shares and (len(shares) != 3 or min(shares) <= 0 or abs(sum(shares) - 1) > 1e-6):
             raise UserError(f"--split_fractions {' '.join(map(str, shares))}: give three shares that make 1.")
 
     @property
@@ -186,7 +188,7 @@ def read_series(arguments: SeriesArguments) -> Series:
     return series
 
 
-def split_borders(num_steps: int, benchmark: Benchmark | None, fractions: Sequence[float]) -> dict[str, range]:
+def split_borders(num_steps: int, benchmark: Benchmark | None, fractions: Sequence[float] | None) -> dict[str, range]:
     """
     The time steps that are forecast in each part.
 
@@ -202,7 +204,7 @@ def split_borders(num_steps: int, benchmark: Benchmark | None, fractions: Sequen
             raise UserError(f"{benchmark.title} has {num_steps:,} rows, fewer than the protocol's {months[-1]:,}.")
         borders = months.tolist()
     else:
-        train, _, test = fractions if not benchmark else SPLIT
+        train, _, test = fractions or SPLIT
         borders = [0, int(num_steps * train), num_steps - int(num_steps * test), num_steps]
     return {name: range(*pair) for name, pair in zip(PARTS, pairwise(borders), strict=True)}
 
