@@ -53,7 +53,7 @@ def main() -> None:
     set_seed(training.seed)
     progress.refuse_other_checkpoints(training, [str(training.output_dir)])
     check_stages(training, model_arguments, corpus_arguments)
-    if not (training.do_train or {"max_seq_length", "recipe"} & flag_values(sys.argv[1:]).keys()):
+    if not (training.do_train or command.asks_for("max_seq_length")):
         trained = trained_length(model_arguments.model_name_or_path)
         mlm_arguments.max_seq_length = trained or mlm_arguments.max_seq_length
 

@@ -41,6 +41,7 @@ from experiments.classification.report import (
 from experiments.fine_tuning import Job, fingerprint_rows, predict, run_job
 from experiments.fitted_head import check_single, predict_frozen
 from experiments.model_card import public_name
+from experiments.results import check_writable
 from experiments.run_folder import recorded_arguments, trained_length
 from experiments.text import classifier
 from experiments.text.packing import count_tokens
@@ -82,8 +83,8 @@ def main() -> None:
     if not (trains or texts.max_seq_length or texts.excerpt_length):
         texts.max_seq_length = trained_length(checkpoint.model_name_or_path)
     # Everything that can be wrong with the arguments is found before the folder is touched.
-    tokenizer = classifier.load_text_tokenizer(checkpoint)
     predicted = checkpoint_problem(checkpoint, "auto" if trains else texts.problem_type)
+    tokenizer = classifier.load_text_tokenizer(checkpoint)
     # What a checkpoint cannot do is found before labels that it does not know.
     trained = None if trains else load_model(command, checkpoint, predicted, tokenizer, trains)
     data = load_texts(texts, wanted, tokenizer, predicted)
@@ -103,6 +104,8 @@ def main() -> None:
     check_known(count_tokens(splits[first], len(tokenizer)), tokenizer, f"the texts for {first}")
     job = make_job(command, data, splits, collator) if "validation" in splits else None
     finished = job and check_job(folder, job.identity, training, command.paths())
+    if only_predicts:
+        check_writable(folder, "output_dir")
     progress.announce_run(
         command,
         texts=f"{', '.join(data.columns)} of {', '.join(dict.fromkeys(part.source for part in data.parts.values()))}",
@@ -185,6 +188,7 @@ def make_job(command: Command, data: TextData, splits: dict[str, Dataset], colla
             "problem_type": data.problem.kind,
             "held_out": data.held_out,
             "is_partial": bool(texts.max_train_samples or texts.max_eval_samples),
+            "is_best": training.do_train and training.load_best_model_at_end,
         },
         write_card=partial(write_text_card, data, texts),
     )

@@ -14,7 +14,6 @@ trained with, where its folder says that and no recipe or --max_seq_length does.
 """
 
 import logging
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +21,14 @@ from tqdm import tqdm
 
 from experiments import training as progress
 from experiments.adapters import LoraArguments, check_adapters
-from experiments.arguments import CONFIGURATION, Command, UserError, flag_values, parse_command, run_script
+from experiments.arguments import CONFIGURATION, Command, UserError, parse_command, run_script
 from experiments.checkpoints import CheckpointArguments
 from experiments.fine_tuning import run_job
 from experiments.glue import jobs
 from experiments.glue.table import write_glue_table
 from experiments.glue.tasks import DIAGNOSTICS, TASKS, GlueArguments, GlueTask, load_splits, load_tests
 from experiments.model_card import public_name
-from experiments.results import read_json
+from experiments.results import check_writable, read_json
 from experiments.run_folder import METRICS_FILE, RUN_FILE, recorded_arguments, trained_length
 from experiments.text.classifier import checkpoint_identity
 from experiments.trials import FineTuningArguments, check_job, read_metrics
@@ -48,7 +47,7 @@ def main() -> None:
     if training.resume_from_checkpoint and len(glue.task_name) > 1:
         raise UserError("--resume_from_checkpoint names one task's; give one task, or leave it out for the newest.")
     progress.prepare(training, command.given)
-    if not (training.do_train or {"max_seq_length", "recipe"} & flag_values(sys.argv[1:]).keys()):
+    if not (training.do_train or command.asks_for("max_seq_length")):
         glue.max_seq_length = trained_length(checkpoint.model_name_or_path) or glue.max_seq_length
     run(command)
     if training.should_save:
@@ -79,6 +78,8 @@ def run(command: Command) -> None:
         else:
             waiting[task.name] = {"start": start, "tokenizer": tokenizer, "identity": identity, "splits": splits}
     tests = {name: load_tests(TASKS[name], glue) for name in names if training.do_predict}
+    if tests and not waiting:
+        check_writable(output, "output_dir")
     progress.announce_run(command)
     silent = len(waiting) < 2 or bool(training.disable_tqdm) or not training.should_log
     done = len(names) - len(waiting)

@@ -150,6 +150,11 @@ class Command:
     recipes: list[str]  # that were read
     notes: list[str] = field(default_factory=list)  # what was decided on the way and has to be said
 
+    def asks_for(self, name: str) -> bool:
+        """Whether a flag says it, or a recipe that is named on the command line, and not the default one."""
+        typed = flag_values(sys.argv[1:])
+        return name in (self.given if "recipe" in typed else typed)
+
     def paths(self) -> list[str]:
         """Whatever may name something on the disk that is read: all words of all flags but the folders written to."""
         values = [value for group in self.groups for name, value in vars(group).items() if name not in _WRITTEN]
@@ -188,7 +193,10 @@ def parse_command(
     known, flags = recipe_parser.parse_known_args(argv)
     default = quick_start if quick_start is not None and not argv else default_recipe
     named = [str(path) for path in known.recipe or ([] if default is None else [default])]
-    found = {Path(each).resolve(): each for path in named for each in recipes_behind(path)}
+    found: dict[Path, str] = {}
+    for path in named:
+        found.pop(Path(path).resolve(), None)  # named itself it stands in its own place, and not behind another one
+        found |= {place: each for each in recipes_behind(path) if (place := Path(each).resolve()) not in found}
     recipes = list(found.values())
     actions = {option.lstrip("-"): action for action in parser._actions for option in action.option_strings}
     merged: dict[str, Any] = {}

@@ -32,7 +32,7 @@ _CARD = """---
 
 {results}
 
-On {evaluated_on}. All of it is in `metrics.json`, with the versions and the machine it was made on.
+On {evaluated_on}.{chosen} All of it is in `metrics.json`, with the versions and the machine it was made on.
 
 {shown_picture}## Training
 
@@ -110,6 +110,7 @@ def write_card(folder: str | Path, facts: CardFacts, metrics: Mapping[str, Any],
     picture = f"![{facts.picture_title}]({facts.picture})\n\n" if Path(folder, facts.picture).is_file() else ""
     content = _CARD.format(
         shown_picture=picture,
+        chosen=" Its training's best evaluation on these counts, which flatters it." * bool(metrics.get("is_best")),
         title=title,
         card_data=data.to_yaml(),
         use=_USES.get(facts.pipeline_tag, facts.example).format(title=title, remote=remote, example=facts.example),

@@ -21,7 +21,16 @@ from transformers.integrations import get_reporting_integration_callbacks
 from transformers.trainer_pt_utils import AcceleratorConfig, get_model_param_count
 from transformers.trainer_utils import HubStrategy
 
-from experiments.arguments import ROOT, Command, UserError, explained, flag, one_line, require_at_least
+from experiments.arguments import (
+    ROOT,
+    Command,
+    UserError,
+    explained,
+    flag,
+    flag_values,
+    one_line,
+    require_at_least,
+)
 from experiments.model_card import name_in_card
 from experiments.parallel import available_cores
 from experiments.run_folder import ARGUMENTS_FILE, RUN_FILE, RunIdentity, claim_run_folder
@@ -170,7 +179,11 @@ def prepare(training: RunArguments, given: dict[str, Any]) -> None:
     elif checkpoint is not None and not Path(str(checkpoint)).is_dir():
         raise UserError(f"--resume_from_checkpoint {checkpoint} is no folder; leave it out to go on with the newest.")
     if training.global_batch_size is not None:
+        each = training.per_device_train_batch_size
         divide_batch(training, training.global_batch_size)
+        if training.per_device_train_batch_size < each and "per_device_train_batch_size" in flag_values(sys.argv[1:]):
+            share = f"a share of --global_batch_size {training.global_batch_size}"
+            logger.info("--per_device_train_batch_size %d is more than a device reads, %s.", each, share)
 
 
 def lies_in(checkpoint: str | Path, folder: str | Path) -> bool:

@@ -47,6 +47,25 @@ def test_recipes_may_be_given_one_by_one(tmp_path):
     assert (arguments.steps, arguments.rate) == (7, 2.0)
 
 
+def test_a_recipe_behind_which_others_are_read_wins_where_it_is_named(tmp_path):
+    recipes = ["behind: recipe1.yaml\nsteps: 7\n", "steps: 8\nrate: 2.0\n"]
+    (tmp_path / "recipe1.yaml").write_text(recipes[1])
+    assert parse(tmp_path, recipes[:1]) == Arguments(rate=2.0, steps=7)
+    assert parse(tmp_path, recipes) == Arguments(rate=2.0, steps=8)
+    (tmp_path / "second").mkdir()
+    first, base = str(tmp_path / "recipe0.yaml"), str(tmp_path / "second" / ".." / "recipe1.yaml")
+    assert parse_args([Arguments], ["--recipe", base, first])[0].steps == 7
+    assert parse_command([Arguments], argv=["--recipe", base, first, base]).recipes == [first, base]
+
+
+def test_a_recipe_that_is_named_asks_for_what_it_says(tmp_path, monkeypatch):
+    (tmp_path / "a.yaml").write_text("steps: 7\n")
+    for flags, asked in (([], set()), (["--recipe", f"{tmp_path}/a.yaml"], {"steps"}), (["--rate", "1"], {"rate"})):
+        monkeypatch.setattr(sys, "argv", ["script.py", *flags])
+        command = parse_command([Arguments], default_recipe=tmp_path / "a.yaml")
+        assert {name for name in ("steps", "rate") if command.asks_for(name)} == asked
+
+
 @pytest.mark.parametrize(
     ("recipe", "flags", "message"),
     [

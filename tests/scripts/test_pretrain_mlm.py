@@ -168,6 +168,8 @@ def test_evaluation_alone_trains_nothing(tmp_path, recipe, text, monkeypatch, ca
     assert not (tmp_path / "evaluation" / "model.safetensors").exists()
     # Without the recipe, too, in the blocks of 24 tokens that the checkpoint was trained on.
     files = ["--train_file", text / "train.txt", "--validation_file", text / "validation.txt", "--use_cpu"]
+    (tmp_path / "corpus.yaml").write_text("mlm_probability: 0.15\n")  # a recipe that says nothing of a length
+    files += ["--recipe", tmp_path / "corpus.yaml"]
     run(monkeypatch, *flags[:2], "--do_eval", *files, "--output_dir", tmp_path / "as-trained")
     assert metrics_of(tmp_path / "as-trained")["eval_loss"] == pytest.approx(evaluation["eval_loss"], rel=1e-5)
     with pytest.raises(UserError, match="FSDP prepares no model without an optimizer: evaluate a checkpoint without"):

@@ -162,10 +162,12 @@ def test_parts_of_their_own_give_predictions_confusions_and_a_report(run, files,
     assert read_metrics(folder)["test_baselines"]["TF-IDF"] == results["test, TF-IDF"]
     assert read_metrics(folder)["baselines"]["TF-IDF"] == results["validation, TF-IDF"]
     assert (folder / "report.md").read_text() in capfd.readouterr().out
+    assert "Validation has the best evaluation of the training, which flatters" in (folder / "report.md").read_text()
     assert (folder / "test_confusion.png").is_file()
     card = (folder / "README.md").read_text()
     assert "fine-tuned on train.csv" in card
     assert re.search(r"\| TF-IDF +\| 1\.0000", card)
+    assert "(given for evaluation). Its training's best evaluation on these counts, which flatters it. All" in card
     assert str(files) not in card
 
     metrics = read_metrics(folder)
@@ -393,6 +395,10 @@ def test_predictions_leave_other_folders_and_runs_alone(run, files, tmp_path):
     assert files_below(one) == before
     with pytest.raises(UserError, match=r"train\.csv is a file; name a folder"):
         run(*labelled, "--output_dir", files / "train.csv", model=other)
+    with pytest.raises(UserError, match=r"--output_dir .*train\.csv/run cannot be written"):
+        run(*labelled, "--output_dir", files / "train.csv" / "run", model=other)
+    with pytest.raises(UserError, match=r"The checkpoint .*/nope cannot be loaded"):
+        run(*labelled, model=tmp_path / "nope")
     report = json.loads((one / "report.json").read_text())
     run(*labelled, "--output_dir", one, model=one)
     added = json.loads((one / "report.json").read_text())

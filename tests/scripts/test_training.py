@@ -160,6 +160,16 @@ def test_a_device_reads_at_most_its_share_of_the_global_batch(tmp_path, monkeypa
     assert global_batch(training) == total
 
 
+def test_a_batch_that_was_asked_for_is_not_made_smaller_without_a_word(tmp_path, monkeypatch, caplog):
+    caplog.set_level("INFO")
+    batches = ["--global_batch_size", "8", "--per_device_train_batch_size", "32"]
+    for typed in ([], batches):
+        monkeypatch.setattr(sys, "argv", ["script.py", *typed])
+        prepare(arguments(tmp_path, *batches), {})
+        said = "--per_device_train_batch_size 32 is more than a device reads, a share of --global_batch_size 8."
+        assert (said in caplog.text) == bool(typed)
+
+
 @pytest.mark.parametrize(("devices", "total"), [(1, 12), (2, 24), (3, 16), (2, 5), (2, 0), (1, -8)])
 def test_a_global_batch_that_cannot_be_divided_is_refused(tmp_path, monkeypatch, devices, total):
     monkeypatch.setattr(RunArguments, "world_size", devices)

@@ -46,8 +46,8 @@ def hold_out(
     labels: Sequence[Hashable], documents: Sequence[int], fraction: float, seed: int
 ) -> tuple[list[int], list[int], str]:
     """
-    Hold out a share of every label's documents, at least one; of documents that are cut into excerpts the last ones
-    of each where a label has fewer than five: a whole one would be too large a share of what there is to learn from. A
+    Hold out a share of every label's documents, at least one; where a label has fewer than five, and any that is cut
+    into excerpts, the last excerpts of each: a whole one would be too large a share of what there is to learn from. A
     label has none held out that has one document with one excerpt.
     (`train_test_split` of datasets stratifies rows, and would divide a document between both parts.)
 
@@ -63,18 +63,19 @@ def hold_out(
     def share(count: int) -> int:
         return min(count - 1, max(1, round(fraction * count)))
 
-    is_cut = len(examples) < len(documents)
-    if all(len(group) >= (5 if is_cut else 2) for group in groups.values()):
-        generator = random.Random(seed)
-        chosen = [document for group in groups.values() for document in generator.sample(group, share(len(group)))]
-        held = {place for document in chosen for place in examples[document]}
-        kind = "documents" if is_cut else "examples"
-        words = f"{len(chosen):,} of {len(examples):,} {kind} held out with --split_seed {seed}"
-    else:
-        held = {place for places in examples.values() for place in places[len(places) - share(len(places)) :]}
-        # A label whose documents are not cut has whole ones held out.
-        for group in groups.values():
-            if len(group) > 1 and all(len(examples[document]) == 1 for document in group):
-                held |= {examples[document][0] for document in group[len(group) - share(len(group)) :]}
-        words = "the last excerpts of every document held out, as a label has fewer than five documents"
+    generator, chosen, ends, ended = random.Random(seed), [], [], 0
+    for group in groups.values():
+        if len(group) >= 5 or all(len(examples[document]) == 1 for document in group):
+            chosen += generator.sample(group, share(len(group)))
+        else:
+            parts = [examples[document] for document in group]
+            ends += [place for places in parts for place in places[len(places) - share(len(places)) :]]
+            ended += len(group)
+    held = {*ends, *(place for document in chosen for place in examples[document])}
+    kind = "documents" if len(examples) < len(documents) else "examples"
+    words = f"{len(chosen):,} of {len(examples) - ended:,} {kind} held out with --split_seed {seed}"
+    if ended == len(examples):
+        words = "the last excerpts of every document held out, as no label has five documents"
+    elif ended:
+        words += f", and the last excerpts of {ended:,} documents, of labels that have fewer than five"
     return [place for place in range(len(labels)) if place not in held], sorted(held), words

@@ -25,6 +25,7 @@ from experiments.trials import best_trial, trial_folders
 
 _OF_SEEDS = re.compile(r"(median|standard deviation) of \d+ seeds$")
 _TEST_FILES = ("predictions.csv", "documents.csv", "test_confusion.csv", "test_confusion.png")
+_FLATTERED = "Validation has the best evaluation of the training, which flatters this model."
 
 
 def check_answers(folder: Path, checkpoint: CheckpointArguments, overwrite: bool) -> None:
@@ -118,7 +119,9 @@ def write_report(folder: Path, results: Mapping[str, Mapping[str, float]], is_ad
             (folder / name).unlink(missing_ok=True)
         return ""
     _record_test_scores(folder, rows)
-    return write_results(folder / "report", rows, [format_scores(rows)])
+    run = read_json(folder / METRICS_FILE) if (folder / METRICS_FILE).is_file() else {}
+    flattered = [_FLATTERED] * bool(run.get("is_best") and "validation, this model" in rows)
+    return write_results(folder / "report", rows, [format_scores(rows), *flattered])
 
 
 def _forget_test_scores(folder: Path) -> None:

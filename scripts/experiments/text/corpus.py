@@ -66,7 +66,8 @@ class CorpusArguments:
             configuration = f":{self.dataset_config_name}" if self.dataset_config_name else ""
             self.datasets = [f"{name}{configuration}{at}{revision}"]
         if self.validation_file and not (self.train_file or self.datasets):
-            raise UserError("--validation_file is given without --train_file or --datasets; say what to train on.")
+            what = "the text to train on, or that the evaluated model was trained on, with whose words it is compared"
+            raise UserError(f"--validation_file is given without --train_file or --datasets; name {what}.")
         if self.encoding != CorpusArguments.encoding and not (self.train_file or self.validation_file):
             raise UserError(f"--encoding {self.encoding} is for --train_file and --validation_file; leave it out.")
         if self.document_unit == "file" and (self.datasets or not self.train_file):
@@ -119,6 +120,11 @@ def load_corpus(arguments: CorpusArguments) -> Corpus:
         raise UserError("With --streaming the sizes of several sources are not known; give --probabilities for them.")
     validation = [sides["validation"] for sides in loaded if "validation" in sides]
     validation += _load_files(arguments.validation_file or [], arguments)
+    sides = (arguments.train_file, arguments.validation_file)
+    learnt, held = ({Path(f).resolve() for pattern in side or [] for f in find_files(pattern)} for side in sides)
+    if shared := sorted(learnt & held):
+        what = f"{shared[0].name} and {len(shared) - 1:,} more" if len(shared) > 1 else shared[0].name
+        logger.warning("%s: also text to train on, so that the loss on it says little of new text.", what)
     if not validation and arguments.validation_fraction:
         splits = [source.split(arguments.validation_fraction) for source in train]
         train, validation = [split["train"] for split in splits], [split["validation"] for split in splits]
