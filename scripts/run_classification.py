@@ -188,7 +188,7 @@ def make_job(command: Command, data: TextData, splits: dict[str, Dataset], colla
             "problem_type": data.problem.kind,
             "held_out": data.held_out,
             "is_partial": bool(texts.max_train_samples or texts.max_eval_samples),
-            "is_best": training.do_train and training.load_best_model_at_end,
+            "is_best": training.do_train and training.load_best_model_at_end and not training.fit_head,
         },
         write_card=partial(write_text_card, data, texts),
     )

@@ -85,6 +85,9 @@ def main() -> None:
     for job, baselines in jobs:
         if job.name in finished:
             check_season(folder / job.name, baselines)
+    if arguments.split_fractions and measures and "split_fractions" not in command.given:
+        shares = " ".join(map(str, arguments.split_fractions))
+        command.notes.append(f"The series is split as that of the checkpoint was, --split_fractions {shares}.")
     command.notes += series.notes
     announce_run(command, series=f"{series.source}, {len(series.values):,} steps of {len(series.columns)} channels")
     for (job, baselines), horizon in zip(jobs, horizons, strict=False):

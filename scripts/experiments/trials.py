@@ -246,7 +246,8 @@ def summarise_trials(results: Sequence[dict[str, Any]], search: bool, facts: dic
         "trials": [
             {name: result[name] for name in result if name in kept or name.startswith("eval_")} for result in results
         ],
-        **{name: best[name] for name in (*facts, "model_type", "parameters", "environment")},
+        # Of facts that a trial of an earlier version does not have nothing is said.
+        **{name: best[name] for name in (*facts, "model_type", "parameters", "environment") if name in best},
     }
 
 

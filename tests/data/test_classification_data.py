@@ -433,16 +433,16 @@ def test_a_label_of_short_documents_has_whole_ones_held_out_beside_the_ends_of_o
 
 
 def test_a_label_of_few_documents_changes_nothing_for_the_others():
-    sizes = {"a": [*[1] * 99, 5], "b": [1] * 4, "c": [3, 3]}
+    sizes = {"a": [*[1] * 99, 5], "b": [1] * 4, "c": [3, 1, 3]}
     labels = [label for label, counts in sizes.items() for count in counts for _ in range(count)]
     counts = [count for of_label in sizes.values() for count in of_label]
     documents = [number for number, count in enumerate(counts) for _ in range(count)]
     _, held, words = hold_out(labels, documents, 0.1, seed=0)
     documents_held = {label: {documents[n] for n in held if labels[n] == label} for label in sizes}
     assert {label: len(of_label) for label, of_label in documents_held.items()} == {"a": 10, "b": 1, "c": 2}
-    assert [place for place in held if labels[place] == "c"] == [len(labels) - 4, len(labels) - 1]
+    assert [place for place in held if labels[place] == "c"] == [len(labels) - 5, len(labels) - 1]
     assert words == (
-        "11 of 104 documents held out with --split_seed 0, and the last excerpts of 2 documents, of labels that have "
+        "11 of 104 documents held out with --split_seed 0, and the last excerpts of 2 documents of labels that have "
         "fewer than five"
     )
 

@@ -213,11 +213,11 @@ def test_errors_name_the_file_that_is_at_fault(tmp_path, suffix):
 def test_text_that_is_trained_on_is_not_measured_on_without_a_word(tmp_path, caplog):
     files = [write(tmp_path / f"{name}.txt", name) for name in ("balan", "comer", "dunit")]
     load(tmp_path, train_file=files[:2], validation_file=files[2:])
-    assert "also text to train on" not in caplog.text
+    assert "says little" not in caplog.text
     load(tmp_path, train_file=[str(tmp_path / "*.txt")], validation_file=files[:1])
-    assert "balan.txt: also text to train on, so that the loss on it says little of new text." in caplog.text
+    assert "balan.txt stands in --train_file, too: of a model that learns it the loss says little" in caplog.text
     load(tmp_path, train_file=files, validation_file=files)
-    assert "balan.txt and 2 more: also text" in caplog.text
+    assert "balan.txt and 2 more stand in --train_file, too" in caplog.text
 
 
 def test_the_fingerprint_of_a_corpus_follows_all_of_its_text(tmp_path):

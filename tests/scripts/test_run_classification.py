@@ -612,6 +612,7 @@ def test_the_card_of_a_computed_head_speaks_of_no_training(run, files, caplog):
     card = (folder / "README.md").read_text()
     assert "as it was, below a head that was computed from train.csv" in card
     assert "fine-tuned" not in card.partition("\n# ")[2].partition("\n## ")[0]
+    assert "flatters" not in card + (folder / "report.md").read_text()
     assert read_metrics(folder)["eval_accuracy"] > 0.8
 
 

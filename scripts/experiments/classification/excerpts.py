@@ -63,19 +63,20 @@ def hold_out(
     def share(count: int) -> int:
         return min(count - 1, max(1, round(fraction * count)))
 
-    generator, chosen, ends, ended = random.Random(seed), [], [], 0
+    generator, chosen, ends, small, ended = random.Random(seed), [], [], 0, 0
     for group in groups.values():
         if len(group) >= 5 or all(len(examples[document]) == 1 for document in group):
             chosen += generator.sample(group, share(len(group)))
         else:
             parts = [examples[document] for document in group]
             ends += [place for places in parts for place in places[len(places) - share(len(places)) :]]
-            ended += len(group)
+            small += len(group)
+            ended += sum(len(places) > 1 for places in parts)
     held = {*ends, *(place for document in chosen for place in examples[document])}
     kind = "documents" if len(examples) < len(documents) else "examples"
-    words = f"{len(chosen):,} of {len(examples) - ended:,} {kind} held out with --split_seed {seed}"
-    if ended == len(examples):
+    words = f"{len(chosen):,} of {len(examples) - small:,} {kind} held out with --split_seed {seed}"
+    if small == len(examples):
         words = "the last excerpts of every document held out, as no label has five documents"
-    elif ended:
-        words += f", and the last excerpts of {ended:,} documents, of labels that have fewer than five"
+    elif small:
+        words += f", and the last excerpts of {ended:,} documents of labels that have fewer than five"
     return [place for place in range(len(labels)) if place not in held], sorted(held), words

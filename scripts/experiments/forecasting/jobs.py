@@ -74,7 +74,8 @@ def fit_to_checkpoint(
         fractions = arguments.split_fractions or scaler.split_fractions
         if fractions != scaler.split_fractions:
             trained = " ".join(map(str, scaler.split_fractions))
-            logger.warning("%s was trained with --split_fractions %s; parts may hold what it has seen.", name, trained)
+            what = "of the series that it has learnt parts may hold what it has seen"
+            logger.warning("%s was trained with --split_fractions %s; %s.", name, trained, what)
         arguments = replace(arguments, split_fractions=fractions)
     if trains:
         return arguments, None
@@ -99,10 +100,15 @@ def check_channels(forecaster: ForecasterArguments, series: Series, trains: bool
     columns = Scaler.from_pretrained(name).columns
     # Where nothing is trained each has its scale, and of our architecture its weights, too, unless it shares them.
     is_ordered = not trains or not getattr(load_config(forecaster), "channel_independence", True)
-    # Other names are another series, whose channels stand in the places of these.
-    if is_ordered and any(n in columns and columns.index(n) != place for place, n in enumerate(series.columns)):
-        remedy = f"in another order; give --target_columns {' '.join(columns)}"
-        raise UserError(f"The checkpoint {name} was made for the channels of {series.source} {remedy}.")
+    # New names are those of another series, whose channels take the places of these.
+    pairs = zip(series.columns, columns, strict=False)
+    moved = [f"{now} in the place of {then}" for now, then in pairs if now in columns and now != then]
+    if is_ordered and moved and len(series.columns) == len(columns):
+        order = ", ".join(columns)
+        is_whole = {*columns} == {*series.columns}
+        names = " ".join(columns) if is_whole else "with the names that it knows in their places"
+        what = f"was made for the channels {order} in this order, and {series.source} has {' and '.join(moved)}"
+        raise UserError(f"The checkpoint {name} {what}; give --target_columns {names}.")
 
 
 def make_job(

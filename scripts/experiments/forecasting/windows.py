@@ -63,8 +63,9 @@ class SeriesArguments:
         if self.data_dir and not self.task_name:
             raise UserError("--data_dir is where --task_name is read from; name a task, or give --data_file.")
         is_from_hub = self.dataset_name or (self.task_name and not self.data_dir)
+        is_split = not self.task_name or self.split_fractions == SPLIT
         for name, default, is_read, why in (
-            ("split_fractions", None, not self.task_name, "a public series has a split of its own"),
+            ("split_fractions", None, is_split, "a public series has a split of its own"),
             ("dataset_config_name", None, self.dataset_name, "it is for --dataset_name"),
             ("dataset_revision", None, is_from_hub, "nothing is read from the Hub here"),
         ):

@@ -111,7 +111,7 @@ def make_job(
         facts={
             "started_from": public_name(start.model_name_or_path),
             "is_partial": bool(glue.max_train_samples or glue.max_eval_samples),
-            "is_best": trains and training.load_best_model_at_end,
+            "is_best": trains and training.load_best_model_at_end and not training.fit_head,
             "majority": majority_metrics(task, splits["train"], evaluation) if trains else None,
         },
         # Files that lie here may be anything.

@@ -120,11 +120,8 @@ def load_corpus(arguments: CorpusArguments) -> Corpus:
         raise UserError("With --streaming the sizes of several sources are not known; give --probabilities for them.")
     validation = [sides["validation"] for sides in loaded if "validation" in sides]
     validation += _load_files(arguments.validation_file or [], arguments)
-    sides = (arguments.train_file, arguments.validation_file)
-    learnt, held = ({Path(f).resolve() for pattern in side or [] for f in find_files(pattern)} for side in sides)
-    if shared := sorted(learnt & held):
-        what = f"{shared[0].name} and {len(shared) - 1:,} more" if len(shared) > 1 else shared[0].name
-        logger.warning("%s: also text to train on, so that the loss on it says little of new text.", what)
+    if arguments.validation_file:
+        _warn_of_shared_files(arguments.train_file or [], arguments.validation_file)
     if not validation and arguments.validation_fraction:
         splits = [source.split(arguments.validation_fraction) for source in train]
         train, validation = [split["train"] for split in splits], [split["validation"] for split in splits]
@@ -135,6 +132,13 @@ def load_corpus(arguments: CorpusArguments) -> Corpus:
     cache_dir = Path(arguments.cache_dir or datasets.config.HF_DATASETS_CACHE) / "sktformer"
     paths = [_parse_spec(spec)[0] for spec in arguments.datasets or []]
     return Corpus(train, validation, probabilities, cache_dir, tuple(p for p in paths if not os.path.isdir(p)))
+
+
+def _warn_of_shared_files(train: list[str], validation: list[str]) -> None:
+    learnt, held = ({Path(f).resolve() for each in side for f in find_files(each)} for side in (train, validation))
+    if shared := [file.name for file in sorted(learnt & held)]:
+        what = f"{shared[0]} and {len(shared) - 1:,} more stand" if len(shared) > 1 else f"{shared[0]} stands"
+        logger.warning("%s in --train_file, too: of a model that learns it the loss says little of new text.", what)
 
 
 def _load_documentation(arguments: CorpusArguments) -> TextSource:
