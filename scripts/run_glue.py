@@ -28,7 +28,7 @@ from experiments.glue import jobs
 from experiments.glue.table import write_glue_table
 from experiments.glue.tasks import DIAGNOSTICS, TASKS, GlueArguments, GlueTask, load_splits, load_tests
 from experiments.model_card import public_name
-from experiments.results import check_writable, read_json
+from experiments.results import read_json
 from experiments.run_folder import METRICS_FILE, RUN_FILE, recorded_arguments, trained_length
 from experiments.text.classifier import checkpoint_identity
 from experiments.trials import FineTuningArguments, check_job, read_metrics
@@ -78,8 +78,6 @@ def run(command: Command) -> None:
         else:
             waiting[task.name] = {"start": start, "tokenizer": tokenizer, "identity": identity, "splits": splits}
     tests = {name: load_tests(TASKS[name], glue) for name in names if training.do_predict}
-    if tests and not waiting:
-        check_writable(output, "output_dir")
     progress.announce_run(command)
     silent = len(waiting) < 2 or bool(training.disable_tqdm) or not training.should_log
     done = len(names) - len(waiting)

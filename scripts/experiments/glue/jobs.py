@@ -21,7 +21,7 @@ from experiments.glue.metrics import compute_metrics, majority_metrics, predicte
 from experiments.glue.tasks import DIAGNOSTICS, SIMILARITY_RANGE, TASKS, GlueArguments, GlueTask
 from experiments.model_card import example_input, public_name, write_classifier_card
 from experiments.models import fingerprint_checkpoint
-from experiments.results import read_json, replace_file, write_atomically
+from experiments.results import check_writable, read_json, replace_file, write_atomically
 from experiments.run_folder import ARGUMENTS_FILE, RUN_FILE
 from experiments.text import classifier
 
@@ -132,6 +132,7 @@ def predict_tests(task: GlueTask, tests: list[tuple[GlueTask, str, Dataset]], co
         command = replace(command, groups=(*command.groups[:2], glue, training))
     tokenizer = classifier.load_text_tokenizer(start)
     model = load_task_model(task, start, command, tokenizer, trains=False)
+    check_writable(output, "output_dir")
     collator = classifier.make_collator(tokenizer, glue.max_seq_length, glue.pad_to_max_length)
     for part, split, rows in tests:
         examples = classifier.encode_texts(rows, part.columns, collator, glue.preprocessing_num_workers)

@@ -46,8 +46,10 @@ def test_a_finished_run_predicts_later_without_training(tmp_path, tasks, recipe,
     # A model from elsewhere, and a file of one's own.
     rows = [{"sentence1": "the cat", "sentence2": "the dog", "idx": number} for number in (8, 3)]
     test = write_rows(tmp_path / "test.jsonl", rows)
-    run(monkeypatch, "--recipe", recipe, "--task_name", "rte", "--model_name_or_path", tmp_path / "run" / "rte",
-        "--do_predict", "--test_file", test)  # fmt: skip
+    flags = ["--task_name", "rte", "--model_name_or_path", tmp_path / "run" / "rte", "--do_predict"]
+    run(monkeypatch, "--recipe", recipe, *flags, "--test_file", test)
+    with pytest.raises(UserError, match=r"--output_dir .*test\.jsonl/run cannot be written"):
+        run(monkeypatch, "--recipe", recipe, *flags, "--test_file", test, "--output_dir", test / "run")
     lines = (tmp_path / "other" / "submission" / "RTE.tsv").read_text().splitlines()
     assert [line.split("\t")[0] for line in lines] == ["index", "8", "3"]
 
