@@ -89,9 +89,9 @@ def stage(tmp_path):
 def make(tmp_path, monkeypatch):
     """Makes a table of stages, with flags; returns its Markdown and its JSON."""
 
-    def make_table(stages, *flags):
+    def make_table(stages, *flags, notes=()):
         monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-        monkeypatch.setitem(TABLES, "test", Table("A table", "Batches of {0[batch]}. {data}.", tuple(stages)))
+        monkeypatch.setitem(TABLES, "test", Table("A table", "Batches of {0[batch]}. {data}.", tuple(stages), notes))
         argv = [
             "reproduce.py",
             "test",
@@ -147,6 +147,15 @@ def test_of_one_seed_there_is_no_mean(make, stage, monkeypatch):
     assert titles == ["short: evaluation loss, one seed", "long: evaluation loss, one seed", "A table\none seed"]
     make([replace(stage, drawn_by_row=2)], "--seeds", 1, 2)
     assert titles[3:] == ["A table\nmean and standard deviation"]
+
+
+def test_notes_on_rows_stand_where_the_rows_do(make, stage):
+    notes = ("- Of all.", ("ours", "- Of ours."), ("theirs", "- Of theirs."), ("gue", "- Of what is guessed."))
+    text, _ = make([stage], "--rows", "ours", notes=notes)
+    assert "\n- Of all.\n- Of ours.\n- Of what is guessed.\n" in text
+    assert "- Of theirs." not in text
+    text, _ = make([stage], notes=notes)
+    assert "\n- Of all.\n- Of ours.\n- Of theirs.\n- Of what is guessed.\n" in text
 
 
 def test_curves_know_what_they_are_drawn_against():

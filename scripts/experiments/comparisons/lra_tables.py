@@ -18,11 +18,14 @@ _TEXT = (
 _NOTES = (
     "- Accuracy of the model that is best on validation where the column names no step.",
     "- Every architecture has the same sizes, pools by the mean and has the same head.",
-    "- FNet takes no mask: where inputs are padded, its answers depend on the batch, and training in batches of like "
-    "lengths has less padding than evaluation, in the order of the examples. Nystromformer is linear where "
-    "none is, and has full attention where some are.",
+    (
+        "FNet",
+        "- FNet takes no mask: where inputs are padded, its answers depend on the batch, and training in batches of "
+        "like lengths has less padding than evaluation, in the order of the examples.",
+    ),
+    ("Nystromformer", "- Nystromformer is linear where no input is padded, and has full attention where some are."),
     "- Times of steps are those of the trainings, beside which other runs may have gone on.",
-    "- Rows marked as the paper's are reprints of its tables, on data and a split of its own.",
+    ("(paper)", "- Rows marked as the paper's are reprints of its tables, on data and a split of its own."),
 )
 
 
@@ -69,8 +72,11 @@ def _whole(task: str) -> Table:
     spreads = (f"{of[task]:.2f} ({row})" for row, of in SPREADS.items() if task in of)
     notes = (
         f"- Over the paper's five seeds its figures have standard deviations of {' and '.join(spreads)}.",
-        f"- SKTformer-best has the paper's best values and no preset's: `configuration/lra/best/{task}.yaml`, with "
-        "passes and weight decay of its own where that says so.",
+        (
+            "SKTformer-best",
+            "- SKTformer-best has the paper's best values and no preset's: "
+            f"`configuration/lra/best/{task}.yaml`, with passes and weight decay of its own where that says so.",
+        ),
     )
     return replace(_counting_passes(table), notes=(*notes, *table.notes) if published else table.notes)
 

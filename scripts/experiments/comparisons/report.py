@@ -78,7 +78,7 @@ def write_table(
         table.text.format(*recipes, data=_describe_data(given, measured), minutes=table.minutes),
         *_format_columns(columns, list(names)),
         f"Best: {'; '.join(best)}.",
-        "\n".join([statistics_note, *searched, *beaten, *partial, *further, *table.notes, *timed]),
+        "\n".join([statistics_note, *searched, *beaten, *partial, *further, *table.notes_on(names), *timed]),
         "\n".join(_plot(name, table, columns, last, folder)),
         format_origin(environments, command_line()),
     ]

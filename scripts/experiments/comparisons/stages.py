@@ -1,7 +1,7 @@
 """A table as stages of runs: its rows, its cases, and what is measured and drawn of them."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, replace
 from typing import Any, Literal
 
@@ -180,12 +180,19 @@ class Table:
     title: str
     text: str  # {0[flag]} stands for a flag in the recipes of the first stage, {data} for the names of the data
     stages: tuple[Stage, ...]
-    notes: tuple[str, ...] = ()  # what has to be known to read it, as lines of Markdown
+    # What has to be known to read it, as lines of Markdown: each alone, or behind a part of the names of the rows that
+    # it speaks of, without which it is left out.
+    notes: tuple[str | tuple[str, str], ...] = ()
 
     @property
     def minutes(self) -> float | None:
         """What a run of equal time has."""
         return next((case.minutes for stage in self.stages for case in stage.cases if case.minutes), None)
+
+    def notes_on(self, rows: Iterable[str]) -> list[str]:
+        """The notes that speak of all rows, or of one of these."""
+        names, parts = list(rows), [("", note) if isinstance(note, str) else note for note in self.notes]
+        return [note for part, note in parts if any(part in name for name in names)]
 
     def with_arguments(self, arguments: ComparisonArguments) -> "Table":
         """The same with what is asked for; a `UserError` for what would not hold for all of its runs."""

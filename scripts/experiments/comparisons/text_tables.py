@@ -39,7 +39,10 @@ _PRETRAINING_TEXT = (
     "sequences spread over the evaluation text. Other runs may have gone on beside those that were timed: no "
     "comparison of speed. {data}."
 )
-_FULL_ATTENTION = "- Nystromformer has full attention, as it ships: its linear mode takes no padded batch."
+_FULL_ATTENTION = (
+    "Nystromformer",
+    "- Nystromformer has full attention, as it ships: its linear mode takes no padded batch.",
+)
 _IMPROVEMENTS = replace(PRETRAINING, runs="pretrain_improvements.txt", cases=(_SHORT,))
 _IMPROVEMENTS_LONG = replace(
     PRETRAINING, runs="pretrain_improvements_long.txt", cases=(_LONG,), learning_rates=(2e-3,)
@@ -85,10 +88,17 @@ TABLES = {
         (
             "- The learning rate is the one that [their comparison](pretraining.md) chose for SKTformer-best and "
             "Nystromformer from three.",
-            "- best-gate: what goes past the attention of SKTformer-best is weighed by a gate (`use_residual_gate`).",
-            "- best-relu: ReLU, the paper's, in the place of SiLU (`smoother_activation=relu`).",
-            "- best-relu-gate: both of these.",
-            "- best-no-fourier: without its Fourier convolution (`use_fourier_convolution=False`).",
+            (
+                "best-gate",
+                "- best-gate: what goes past the attention of SKTformer-best is weighed by a gate "
+                "(`use_residual_gate`).",
+            ),
+            ("best-relu", "- best-relu: ReLU, the paper's, in the place of SiLU (`smoother_activation=relu`)."),
+            ("best-relu-gate", "- best-relu-gate: ReLU and that gate."),
+            (
+                "best-no-fourier",
+                "- best-no-fourier: without its Fourier convolution (`use_fourier_convolution=False`).",
+            ),
             _FULL_ATTENTION,
         ),
     ),
@@ -102,8 +112,11 @@ TABLES = {
             "three for 500 steps: 0.002, for FNet 0.004.",
             "- SKTformer classifies by its first token, as the others do; SKTformer-mean and -best by the mean over "
             "their tokens (`classifier_pooling`).",
-            "- FNet takes no mask: what it answers depends on the padding of the batch, of which there is more in "
-            "evaluation, in the order of the texts, than in training, in batches of like lengths.",
+            (
+                "FNet",
+                "- FNet takes no mask: what it answers depends on the padding of the batch, of which there is more in "
+                "evaluation, in the order of the texts, than in training, in batches of like lengths.",
+            ),
             _FULL_ATTENTION,
             _MAJORITY,
         ),
