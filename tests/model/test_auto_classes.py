@@ -55,6 +55,7 @@ from support.builders import (
     make_model,
     token_outputs,
 )
+from support.processes import run_without_package
 
 
 ROOT = Path(__file__).parents[2]
@@ -559,23 +560,6 @@ def test_zero_shot_classification_pipeline(tokenizer, tmp_path):
 
 # Checkpoints without the package
 
-OUT_OF_REACH = """
-import importlib.abc
-import sys
-
-class OutOfReach(importlib.abc.MetaPathFinder):
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] == "modeling_sktformer":
-            raise ModuleNotFoundError(name, name=name)
-
-sys.meta_path.insert(0, OutOfReach())
-try:
-    import modeling_sktformer
-except ModuleNotFoundError:
-    pass
-else:
-    sys.exit("the package is within reach")
-"""
 # Loads every checkpoint of a folder, keeps the outputs, and saves every model again.
 LOAD_AND_SAVE_ALL = """
 from pathlib import Path
@@ -605,16 +589,6 @@ assert config.num_landmark_tokens == 5, config
 config.save_pretrained(saved_again / "config")
 torch.save(outputs, folder / "outputs.pt")
 """
-
-
-def run_without_package(program: str, *arguments: Path, folder: Path) -> None:
-    """Run a program elsewhere, with a Hugging Face cache of its own and no network."""
-    folder.mkdir()
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    environment |= {"HF_HOME": str(folder / "cache"), "HF_HUB_OFFLINE": "1"}
-    command = [sys.executable, "-c", OUT_OF_REACH + program, *map(str, arguments)]
-    result = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
-    assert result.returncode == 0, result.stderr
 
 
 def test_checkpoints_work_without_the_package_and_can_be_saved_again_there(tokenizer, tmp_path):

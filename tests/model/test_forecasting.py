@@ -8,11 +8,11 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoModelForTimeSeriesPrediction, Trainer, TrainingArguments
 
-from model.test_auto_classes import run_without_package
 from modeling_sktformer import SKTformerConfig, SKTformerForPrediction
 from modeling_sktformer.forecasting import fourier_extrapolation, measure_series
 from modeling_sktformer.sequences import draw_permutation
 from support.builders import assert_equal
+from support.processes import run_without_package
 from support.reference import naive_layer, naive_linear, under
 
 
@@ -427,7 +427,7 @@ def test_half_precision_measures_series_in_float32(dtype):
 
 @pytest.mark.parametrize("channel_independence", [False, True])
 def test_one_exported_graph_serves_every_batch(channel_independence):
-    model, past = make_forecaster(channel_independence=channel_independence), make_series(3)
+    model, past = make_forecaster(channel_independence=channel_independence, num_hidden_layers=1), make_series(3)
     example = {"past_values": past, "past_observed_mask": torch.rand(past.shape) < 0.7}
     dynamic = {name: {0: torch.export.Dim.DYNAMIC} for name in example}
     graph = torch.export.export(model, (), example, dynamic_shapes=dynamic).module()
@@ -489,7 +489,7 @@ def test_time_steps_that_are_landmarks_are_named():
 
 @pytest.mark.parametrize("channel_independence", [False, True])
 def test_it_compiles_without_a_break(channel_independence):
-    model, past = make_forecaster(channel_independence=channel_independence), make_series()
+    model, past = make_forecaster(channel_independence=channel_independence, num_hidden_layers=1), make_series()
     mask = torch.rand(past.shape) < 0.7
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
     for options in ({}, {"past_observed_mask": mask}):

@@ -4,6 +4,7 @@ import copy
 import itertools
 import math
 import re
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -54,8 +55,17 @@ SMOOTHERS: list[dict[str, Any]] = [
     {"smoother_norm": "layer_norm", "use_smoother_residual": True, "smoother_activation": "silu"},
     {"smoother_norm": "layer_norm", "use_smoother_residual": True, "use_residual_gate": True},
 ]
-all_smoothers = pytest.mark.parametrize("smoother", SMOOTHERS, ids=["batch_norm", "layer_norm", "residual", "gate"])
+_NAMES = ["batch_norm", "layer_norm", "residual", "gate"]
+all_smoothers = pytest.mark.parametrize("smoother", SMOOTHERS, ids=_NAMES)
 both_modes = pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
+
+
+def with_smoothers(first: type, others: Sequence[type]) -> pytest.MarkDecorator:
+    """One class with every smoother, which are the encoder's, the others with that of the paper."""
+    cases = [(first, *case) for case in zip(SMOOTHERS, _NAMES, strict=True)]
+    cases += [(other, SMOOTHERS[0], _NAMES[0]) for other in others]
+    named = [pytest.param(c, smoother, id=f"{c.__name__}-{name}") for c, smoother, name in cases]
+    return pytest.mark.parametrize(("model_class", "smoother"), named)
 
 
 def outcome(model, batch: Batch, side: str, width: int):
@@ -76,8 +86,7 @@ def outcome(model, batch: Batch, side: str, width: int):
 
 
 @both_modes
-@all_smoothers
-@all_models
+@with_smoothers(SKTformerModel, HEADS)
 def test_padding_changes_nothing(model_class, smoother, training):
     check_padding(make_model(model_class, **smoother).train(training))
 
@@ -355,8 +364,7 @@ def test_short_sequences_have_fewer_landmarks():
 
 @pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
-@all_smoothers
-@all_heads
+@with_smoothers(HEADS[0], HEADS[1:])
 def test_a_fully_padded_row_is_finite(model_class, smoother, attention, training):
     model = make_model(model_class, **smoother).train(training)
     model.set_attn_implementation(attention)
@@ -590,9 +598,11 @@ class NeverWait(TorchDispatchMode):
         return result
 
 
-@pytest.mark.parametrize("folded", [False, True], ids=["direct", "folded"])
 @pytest.mark.parametrize("masked", [False, True], ids=["whole", "masked"])
-@all_heads
+@pytest.mark.parametrize(
+    ("model_class", "folded"),
+    [pytest.param(HEADS[0], False, id="direct"), *(pytest.param(c, True, id=f"{c.__name__}-folded") for c in HEADS)],
+)
 def test_no_step_waits_for_its_device(model_class, masked, folded, monkeypatch):
     """But where labelled tokens are looked for."""
     monkeypatch.setattr(circle, "count_multiply_adds", lambda *sizes: (folded, not folded))
@@ -832,15 +842,6 @@ def test_autocast():
     loss.backward()
     assert loss.isfinite()
     assert all(gradient.isfinite().all() for gradient in gradients(model).values())
-
-
-def test_compiles_without_a_graph_break():
-    model = make_model(SKTformerModel).eval()
-    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
-    batch = make_batch([12, 7])
-    expected = model(**batch.inputs("left", 14)).last_hidden_state
-    got = compiled(**batch.inputs("left", 14)).last_hidden_state
-    assert_equal(got, expected)
 
 
 @pytest.mark.slow

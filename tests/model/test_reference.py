@@ -7,6 +7,7 @@ from modeling_sktformer import (
     SKTformerForMaskedLM,
     SKTformerForMultipleChoice,
     SKTformerForQuestionAnswering,
+    SKTformerForSequenceClassification,
     SKTformerForSequenceMatching,
     SKTformerForTokenClassification,
     SKTformerModel,
@@ -14,7 +15,7 @@ from modeling_sktformer import (
     circle,
 )
 from modeling_sktformer.smoothing import fourier_convolution
-from support.builders import MODELS, assert_equal, call, gradients, make_batch, make_model, token_outputs
+from support.builders import MODELS, PAIR_HEADS, assert_equal, call, gradients, make_batch, make_model, token_outputs
 from support.reference import (
     naive_cross_entropy,
     naive_fourier_convolution,
@@ -142,9 +143,15 @@ def test_encoder_equals_its_equations(variant, training):
 
 
 @pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
-@pytest.mark.parametrize("pooling", ["cls", "mean", "mean_std", "layers"])
 @pytest.mark.parametrize("model_class", MODELS, ids=lambda c: c.__name__)
-def test_heads_equal_their_equations(model_class, pooling, training):
+def test_heads_equal_their_equations(model_class, training):
+    check_model(model_class, training, classifier_pooling="cls")
+
+
+@pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
+@pytest.mark.parametrize("pooling", ["mean", "mean_std", "layers"])
+@pytest.mark.parametrize("model_class", [SKTformerForSequenceClassification, *PAIR_HEADS], ids=lambda c: c.__name__)
+def test_poolings_equal_their_equations(model_class, pooling, training):
     check_model(model_class, training, classifier_pooling=pooling)
 
 

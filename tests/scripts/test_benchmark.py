@@ -1,5 +1,6 @@
 """The speed benchmark: failures become rows, files survive interruption, a model is compared with itself."""
 
+import functools
 import json
 import re
 import shutil
@@ -15,12 +16,14 @@ import benchmark
 from benchmark import BenchmarkArguments
 from experiments.arguments import UserError, parse_args
 from experiments.benchmark import cells, measurement, report
+from experiments.benchmark.counts import count_step
 from experiments.benchmark.measurement import OUT_OF_MEMORY, Probe
 from experiments.benchmark.models import Setting, Workload
 from experiments.plots import open_figure, plot_benchmark
 
 
 RESULTS = Path(__file__).parents[2] / "model_cards" / "results"
+count_once = functools.cache(count_step)  # the same rows are made by many tests
 WORKLOAD = Workload("sktformer", "lra", 1024, 1024, 4, "training", 0.0)
 
 
@@ -88,6 +91,7 @@ class QuickBenchmark:
 @pytest.fixture
 def quick(monkeypatch, tmp_path):
     run = QuickBenchmark(tmp_path, monkeypatch)
+    monkeypatch.setattr(cells, "count_step", count_once)
     monkeypatch.setattr(cells, "prepare_turn", run.prepare_turn)
     monkeypatch.setattr(cells, "probe_step", lambda *arguments: Probe(2**20, 0.01))
     return run

@@ -44,6 +44,7 @@ from experiments.trials import (
 from modeling_sktformer import SKTformerForSequenceClassification
 from support.builders import make_config
 from support.glue_rows import files_below
+from support.steps import note_steps
 
 
 def make_examples(count, seed):
@@ -131,15 +132,7 @@ def cut(monkeypatch):
 @pytest.fixture
 def steps(monkeypatch):
     """The steps that are taken, by seed."""
-    taken: list = []
-    training_step = FineTuningTrainer.training_step
-
-    def note(trainer, *args, **kwargs):
-        taken.append((trainer.args.seed, trainer.state.global_step))
-        return training_step(trainer, *args, **kwargs)
-
-    monkeypatch.setattr(FineTuningTrainer, "training_step", note)
-    return taken
+    return note_steps(monkeypatch, FineTuningTrainer)
 
 
 def losses(metrics):
@@ -427,11 +420,14 @@ def test_a_run_that_is_cut_short_ends_as_if_it_had_not_been(tmp_path, monkeypatc
     assert find_checkpoint(folder / "seed-4") == str(folder / "seed-4" / "checkpoint-2")
     assert not (folder / "metrics.json").exists()
     before = files_below(folder / "seed-3")
+    taken = note_steps(monkeypatch, FineTuningTrainer)
     resumed = run(folder, seeds=2)
+    assert taken == [(4, 2), (4, 3), (4, 4), (4, 5)]
     assert files_below(folder / "seed-3") == before
     assert resumed["scores"] == whole["scores"]
     assert losses(read_metrics(folder / "seed-4")) == losses(read_metrics(tmp_path / "whole" / "seed-4"))
     assert_same_weights(folder / "seed-4", tmp_path / "whole" / "seed-4")
+    assert not list(folder.rglob("checkpoint-*"))
 
 
 @pytest.mark.parametrize("max_steps", [5, 6], ids=["within an epoch", "at its end"])

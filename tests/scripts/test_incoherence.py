@@ -8,11 +8,13 @@ import pytest
 import torch
 
 import analyze
+from experiments import runs
 from experiments.analyses import incoherence as analysis
 from experiments.arguments import UserError
 from experiments.lra.examples import Examples, collate
 from experiments.lra.models import LraModelArguments, build_model
 from experiments.lra.tasks import TASKS
+from support.processes import run_in_process
 
 
 def naive_incoherence(matrix: np.ndarray, rank: int) -> float:
@@ -113,6 +115,7 @@ def test_tasks_may_have_models_of_different_depths(tmp_path):
 
 
 def test_the_analysis_trains_measures_and_draws(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(runs.Children, "run", run_in_process)
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
     flags = f"--use_cpu --model_config={json.dumps(json.dumps(sizes))} --num_generated 100 --max_steps 2"
     flags += " --preprocessing_num_workers 1 --run_name {task}"

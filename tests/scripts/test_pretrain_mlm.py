@@ -25,6 +25,7 @@ from experiments.run_folder import find_checkpoint
 from experiments.text.masked_lm import MaskedLMTrainer
 from modeling_sktformer import SKTformerForMaskedLM, load_preset
 from support.glue_rows import files_below
+from support.steps import note_steps
 
 
 SCRIPT = Path(pretrain_mlm.__file__)
@@ -146,8 +147,7 @@ def test_pre_training_goes_on_at_another_length(tmp_path, recipe, monkeypatch, c
     config = SKTformerForMaskedLM.from_pretrained(tmp_path / "longer").config
     assert (config.num_hidden_layers, config.max_position_embeddings) == (1, 48)
     assert AutoTokenizer.from_pretrained(tmp_path / "longer").model_max_length == 48
-    assert "24" in caplog.text
-    assert "48" in caplog.text
+    assert "The model is lengthened from 24 to 48 tokens" in caplog.text
 
 
 def test_evaluation_alone_trains_nothing(tmp_path, recipe, text, monkeypatch, caplog):
@@ -326,7 +326,9 @@ def test_a_run_that_is_cut_short_ends_as_if_it_had_not_been(tmp_path, recipe, mo
     (folder / "checkpoint-3").mkdir()  # begun when the power went: not one to go on from
     assert find_checkpoint(folder) == str(folder / "checkpoint-2")
     assert not (folder / "metrics.json").exists()
+    steps = note_steps(monkeypatch, MaskedLMTrainer)
     run(monkeypatch, *flags)
+    assert [number for _, number in steps] == [2, 3]
     for name in ("loss", "eval_loss"):
         there, here = (
             [entry[name] for entry in metrics_of(place)["history"] if name in entry]
@@ -622,17 +624,10 @@ def test_what_is_read_and_made_makes_another_run(recipe, group, name, value):
 
 def test_a_run_goes_on_from_the_checkpoint_that_is_named(tmp_path, recipe, monkeypatch):
     run(monkeypatch, "--recipe", recipe)
-    steps: list[int] = []
-    training_step = MaskedLMTrainer.training_step
-
-    def note(trainer, *args, **kwargs):
-        steps.append(trainer.state.global_step)
-        return training_step(trainer, *args, **kwargs)
-
-    monkeypatch.setattr(MaskedLMTrainer, "training_step", note)
+    steps = note_steps(monkeypatch, MaskedLMTrainer)
     named = tmp_path / "run" / "checkpoint-2"
     run(monkeypatch, "--recipe", recipe, "--max_steps", 6, "--resume_from_checkpoint", named)
-    assert steps == [2, 3, 4, 5]
+    assert [number for _, number in steps] == [2, 3, 4, 5]
 
 
 def test_a_stream_is_not_read_by_one_process_for_all(recipe):

@@ -1,13 +1,11 @@
 """Tables whose runs are trainings of small models."""
 
-import importlib
 import json
 import math
 import random
 import statistics
 import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,16 +19,8 @@ from experiments.comparisons.stages import Case
 from experiments.comparisons.tables import TABLES
 from experiments.glue.tasks import TASKS
 from support.glue_rows import CUES, files_below, make_rows, read_metrics, write_tasks
+from support.processes import run_in_process
 from support.tables import cells, read_run
-
-
-def run_in_process(children, command, **options):
-    """Call a script in this process."""
-    script, *_ = flags = command[1:]
-    with pytest.MonkeyPatch.context() as context:
-        context.setattr(sys, "argv", flags)
-        importlib.import_module(Path(script).stem).main()
-    return 0
 
 
 @pytest.fixture

@@ -33,6 +33,7 @@ from experiments.classification.report import write_answers
 from experiments.fine_tuning import FineTuningTrainer
 from modeling_sktformer import SKTformerForSequenceClassification
 from support.glue_rows import CUES, files_below, make_tokenizer, read_metrics, save_checkpoint
+from support.steps import note_steps
 
 
 NAMES = ("Red, or so", "Green", "blue")
@@ -190,7 +191,7 @@ def test_a_run_that_is_cut_short_is_resumed_to_the_same_model(run, files, tmp_pa
     training_step = FineTuningTrainer.training_step
 
     def cut(trainer, *args, **kwargs):
-        if trainer.state.global_step == 10:
+        if trainer.state.global_step == 15:  # a pass has eleven steps
             raise KeyboardInterrupt
         return training_step(trainer, *args, **kwargs)
 
@@ -201,7 +202,9 @@ def test_a_run_that_is_cut_short_is_resumed_to_the_same_model(run, files, tmp_pa
     assert not (tmp_path / "run" / "metrics.json").exists()
     copy = tmp_path / "elsewhere.csv"
     copy.write_bytes((files / "train.csv").read_bytes())
+    steps = note_steps(monkeypatch, FineTuningTrainer)
     again = read_metrics(run("--train_file", copy, epochs=3))
+    assert [number for _, number in steps] == [*range(11, 33)]
     assert again["eval_loss"] == whole["eval_loss"]
     with pytest.raises(UserError, match="another run"):
         run("--train_file", files / "dev.csv", epochs=3)

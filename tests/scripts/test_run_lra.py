@@ -448,7 +448,8 @@ def test_every_task_has_a_reader():
 
 @pytest.mark.parametrize("model_type", ["sktformer", "bert"])
 def test_what_has_guessed_values_of_one_task_is_not_taken_for_another(run, pictures, model_type):
-    masked = run(*pictures, "--model_type", model_type, "--mask_probability", 0.5, name="masked")
+    few = ["--max_train_samples", 2, "--max_eval_samples", 2, "--max_predict_samples", 2]
+    masked = run(*pictures, *few, "--model_type", model_type, "--mask_probability", 0.5, name="masked")
     other = ["--task_name", "pathfinder", "--num_generated", 100, "--model_name_or_path", masked]
     for more in ([], ["--mask_probability", 0.5]):
         with pytest.raises(UserError, match="was not made for Pathfinder: it tells airplane, "):

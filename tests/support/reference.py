@@ -53,15 +53,10 @@ def naive_fourier_convolution(states: Tensor, filter: Tensor, num_segments: int,
     """Equations 5 and 6 as a direct circular sum over one sequence `(n, d)`."""
     length, width = states.shape
     segment_width = width // num_segments
-    kernel = naive_kernel(filter, num_positions)
-    rows = []
-    for position in range(length):
-        total = torch.zeros(width, dtype=states.dtype)
-        for source in range(length):
-            averages = states[source].reshape(num_segments, segment_width).mean(-1)
-            total = total + averages.repeat_interleave(segment_width) * kernel[:, (position - source) % num_positions]
-        rows.append(total)
-    return torch.stack(rows)
+    averages = states.reshape(length, num_segments, segment_width).mean(-1).repeat_interleave(segment_width, dim=1)
+    kernel, sources = naive_kernel(filter, num_positions), torch.arange(length)
+    rows = [averages * kernel[:, (position - sources) % num_positions].T for position in range(length)]
+    return torch.stack([row.sum(0) for row in rows])
 
 
 def naive_convolution(weight: Tensor, bias: Tensor, states: Tensor) -> Tensor:
