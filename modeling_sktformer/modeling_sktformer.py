@@ -210,7 +210,7 @@ class SKTformerPreTrainedModel(PreTrainedModel):
     def __init__(self, config: SKTformerConfig, *inputs, **kwargs):
         for name, others in (("hidden_act", ()), ("smoother_activation", ("elu",))):
             if getattr(config, name) not in (*ACT2FN, *others):
-                raise ValueError(f"`{name}` is {getattr(config, name)!r}, which is no activation of transformers.")
+                raise ValueError(f"`{name}` is {getattr(config, name)!r}, which transformers does not have; try gelu.")
         # Fields that `from_pretrained(..., field=value)` sets in a configuration are only checked one by one.
         config.validate()
         super().__init__(config, *inputs, **kwargs)
@@ -264,7 +264,7 @@ class SKTformerPreTrainedModel(PreTrainedModel):
         Choose what computes a batch: `"auto"` kernels and forms that are faster for it, `"eager"` the plain equations.
 
         What stands beside a sequence in a batch of the same shape changes no bit of it. Another number of sequences
-        changes roundings alone, and with `"eager"` not which operators compute them.
+        changes roundings alone, and with `"eager"` not which operators compute them. Checkpoints keep the choice.
 
         Raises:
             huggingface_hub.errors.StrictDataclassFieldValidationError: for anything else.

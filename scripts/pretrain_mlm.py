@@ -12,8 +12,8 @@ Pre-train a masked language model: SKTformer, or another architecture of transfo
 
 Without any argument it is the quick start of configuration/pretrain/quickstart.yaml; a command that names something,
 but no recipe, takes the paper's million steps, configuration/pretrain/base.yaml. Starting the same command again goes
-on with a run that was cut short, and --max_steps may have grown meanwhile. --do_eval alone measures a checkpoint in
-blocks as long as those it was trained on, where its folder says that and no recipe or --max_seq_length does.
+on with a run that was cut short, and --max_steps may have grown meanwhile. Blocks are as long as those that a
+checkpoint was trained on, where its folder says that and no recipe or --max_seq_length does.
 """
 
 import logging
@@ -53,9 +53,8 @@ def main() -> None:
     set_seed(training.seed)
     progress.refuse_other_checkpoints(training, [str(training.output_dir)])
     check_stages(training, model_arguments, corpus_arguments)
-    if not (training.do_train or command.asks_for("max_seq_length")):
-        trained = trained_length(model_arguments.model_name_or_path)
-        mlm_arguments.max_seq_length = trained or mlm_arguments.max_seq_length
+    if not command.asks_for("max_seq_length") and (trained := trained_length(model_arguments.model_name_or_path)):
+        mlm_arguments.max_seq_length = command.given["max_seq_length"] = trained
 
     # Everything that can be wrong with the arguments is found before the folder is touched.
     corpus = load_corpus(corpus_arguments)

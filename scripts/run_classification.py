@@ -80,8 +80,10 @@ def main() -> None:
     if only_predicts:
         check_answers(folder, checkpoint, training.overwrite)
 
-    if not (trains or texts.max_seq_length or texts.excerpt_length):
-        texts.max_seq_length = trained_length(checkpoint.model_name_or_path)
+    if not (texts.max_seq_length or texts.excerpt_length):
+        trained_on = trained_length(checkpoint.model_name_or_path) or 0
+        if trained_on > (512 if trains else 0):
+            texts.max_seq_length = command.given["max_seq_length"] = trained_on
     # Everything that can be wrong with the arguments is found before the folder is touched.
     predicted = checkpoint_problem(checkpoint, "auto" if trains else texts.problem_type)
     tokenizer = classifier.load_text_tokenizer(checkpoint)

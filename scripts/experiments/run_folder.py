@@ -189,10 +189,9 @@ def find_checkpoint(folder: str | Path) -> str | None:
     return complete[max(complete)] if complete else None
 
 
-def trained_length(name: str) -> int | None:
-    """The longest input that a checkpoint was trained on, where its folder says so."""
-    file = Path(name) / ARGUMENTS_FILE
-    recorded = load_recipe(file) if file.is_file() else {}
+def trained_length(name: str | None) -> int | None:
+    """The longest input that a checkpoint was trained on, where there is one and its folder says so."""
+    recorded = load_recipe(file) if name and (file := Path(name) / ARGUMENTS_FILE).is_file() else {}
     return recorded.get("max_seq_length") or recorded.get("excerpt_length")
 
 

@@ -354,7 +354,7 @@ def test_the_activation_may_be_that_of_the_authors_later_code():
     smoother.get_submodule("convolution_stem.norm").register_forward_hook(lambda *call: normed.append(call[-1]))
     smoothed = smooth(smoother, make_config(), states, None)
     assert_same([smoothed], [torch.nn.functional.elu(normed[0])])
-    with pytest.raises(ValueError, match="`hidden_act` is 'elu', which is no activation"):
+    with pytest.raises(ValueError, match="`hidden_act` is 'elu', which transformers does not have; try gelu"):
         SKTformerForMaskedLM(make_config(hidden_act="elu"))
 
 

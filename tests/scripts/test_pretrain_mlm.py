@@ -148,6 +148,18 @@ def test_pre_training_goes_on_at_another_length(tmp_path, recipe, monkeypatch, c
     assert (config.num_hidden_layers, config.max_position_embeddings) == (1, 48)
     assert AutoTokenizer.from_pretrained(tmp_path / "longer").model_max_length == 48
     assert "The model is lengthened from 24 to 48 tokens" in caplog.text
+    # From there on this is the length that is meant.
+    without(recipe, "max_seq_length")
+    run(
+        monkeypatch,
+        "--recipe",
+        recipe,
+        "--model_name_or_path",
+        tmp_path / "longer",
+        "--output_dir",
+        tmp_path / "again",
+    )
+    assert yaml.safe_load((tmp_path / "again" / "arguments.yaml").read_text())["max_seq_length"] == 48
 
 
 def test_evaluation_alone_trains_nothing(tmp_path, recipe, text, monkeypatch, caplog):

@@ -328,6 +328,8 @@ def test_what_was_computed_by_other_means_is_not_said_to_be_like_the_rest(make, 
         ("--bf16", "was run with --bf16 false, and not true; choose another --output_dir, or delete"),
         ("--torch_compile=yes", "was run with --torch_compile false, and not true"),
         ("--num_threads 4", "was run with --num_threads false, and not 4"),
+        ("--activation_checkpointing", "was run with --activation_checkpointing false, and not true"),
+        ("--gradient_checkpointing", "was run with --activation_checkpointing false, and not true"),
     ):
         with pytest.raises(UserError, match=f"{folder.name} {message}"):
             make([stage], "--seeds", 0, f"--run_flags={flags}")

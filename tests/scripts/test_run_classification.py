@@ -4,6 +4,7 @@ import csv
 import json
 import random
 import re
+import shutil
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import yaml
 from huggingface_hub.utils import filter_repo_objects
 from safetensors.torch import load_file
 from transformers import (
@@ -462,6 +464,16 @@ def test_a_longer_input_lengthens_the_model(run, files):
     folder = run("--train_file", files / "train.csv", "--max_seq_length", 48, epochs=1)
     assert AutoConfig.from_pretrained(folder).max_position_embeddings == 48
     assert json.loads((folder / "tokenizer_config.json").read_text())["model_max_length"] == 48
+
+
+def test_a_checkpoint_of_long_texts_reads_as_much(run, files, tmp_path, checkpoint):
+    long = shutil.copytree(checkpoint, tmp_path / "long")
+    for recorded, length in ((600, 600), (20, 512)):
+        (long / "arguments.yaml").write_text(f"max_seq_length: {recorded}\n")
+        folder = run("--train_file", files / "train.csv", "--max_train_samples", 8, model=long, epochs=1)
+        arguments = yaml.safe_load((folder / "arguments.yaml").read_text())
+        folder.rename(tmp_path / str(recorded))
+        assert arguments.get("max_seq_length", 512) == length
 
 
 def test_texts_that_are_cut_are_counted(run, files, caplog):

@@ -58,7 +58,8 @@ class TextArguments:
     validation_fraction: float = flag(0.1, "Share of each label's training data to hold out without validation data.")
     split_seed: int = flag(0, "Seed of what is held out, whichever --seed trains.")
     max_seq_length: int | None = flag(
-        None, "Longest input, by default an excerpt, what it was trained on, or 512; a longer one lengthens."
+        None,
+        "Longest input, by default an excerpt or what it was trained on (to train at least 512); more lengthens.",
     )
     pad_to_max_length: bool = flag(False, "Pad every input to --max_seq_length, and not to the longest of its batch.")
     excerpt_length: int | None = flag(None, "Cut every text into consecutive excerpts of this many tokens.")

@@ -47,7 +47,8 @@ Outcomes: TypeAlias = dict[tuple[str, str], Outcome]
 # Likewise: milliseconds of a step, and the device and threads that it was measured with.
 Times: TypeAlias = dict[tuple[str, str], tuple[float, str]]
 # What decides no run, and would be said of all runs of a table.
-_MEANS = ("bf16", "fp16", "tf32", "torch_compile", "gradient_checkpointing", "num_threads")
+_MEANS = ("bf16", "fp16", "tf32", "torch_compile", "activation_checkpointing", "num_threads")
+_RENAMED = {"gradient_checkpointing": "activation_checkpointing"}  # names that transformers still takes
 _TIMED_ROUNDS = 3  # in which steps are timed: a machine that slows down for a while does so for every row
 
 
@@ -235,8 +236,9 @@ def _check_means(run: Run, recipe: Mapping[str, Any]) -> None:
         was = load_recipe(recorded)
         # What a recipe says of precision is not taken, and not recorded, where the device has none.
         now = {name: value for name, value in recipe.items() if name in was} | flag_values(run.arguments)
+        of_both = [{_RENAMED.get(name, name): value for name, value in given.items()} for given in (was, now)]
         for name in _MEANS:
-            there, here = (_word(given[name]) if name in given else "false" for given in (was, now))
+            there, here = (_word(given[name]) if name in given else "false" for given in of_both)
             if there != here:
                 remedy = f"choose another --output_dir, or delete {run.result.parent}"
                 raise UserError(f"{run.result.parent} was run with --{name} {there}, and not {here}; {remedy}.")

@@ -41,7 +41,9 @@ class MaskedLMArguments:
     vocab_size: int = flag(30522, "Size of a tokenizer that is trained on the corpus.")
     max_seq_length: int = flag(512, "Length of a block in tokens, [CLS] and [SEP] included.")
     mlm_probability: float = flag(0.15, "Share of the tokens to predict.")
-    sparse_prediction: bool = flag(False, "Compute logits only where something is predicted; the loss stays the same.")
+    sparse_prediction: bool = flag(
+        False, "Compute logits only where something is predicted, as SKTformer always does; the loss stays the same."
+    )
     full_blocks_only: bool = flag(False, "Leave out shorter blocks, for architectures that take one length alone.")
     max_train_samples: int | None = flag(None, "Train on so many blocks; by default all.")
     max_eval_samples: int | None = flag(None, f"Evaluate on so many blocks, by default {EVALUATION_TOKENS:,} tokens.")
