@@ -59,6 +59,7 @@ def test_initial_weights_have_the_documented_spread():
     )
     layer: Any = SKTformerModel(config).encoder.layers[0]
     assert layer.smoother.fourier_convolution.filter.std().item() == pytest.approx(3 / 8, rel=0.05)
+    assert layer.attention.query.weight.std().item() == pytest.approx(0.05, rel=0.1)
 
 
 def test_a_forecaster_embeds_values_with_pytorchs_initialisation():

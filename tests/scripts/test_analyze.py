@@ -59,6 +59,7 @@ def test_lengthening_is_measured_by_both_rules(tmp_path, run, capsys):
         *([16, "none", 16], [32, "tile", 16], [32, "tile", 32], [32, "last", 16], [32, "last", 32]),
     ]
     assert all(2 < row[3] < 6 for row in rows)
+    assert rows[1][3] != rows[2][3] != rows[4][3]  # by the length of inputs, and by the rule
     table = (tmp_path / "results" / "lengthening.md").read_text()
     assert capsys.readouterr().out == table + "\n"
     assert "of ours on text.txt, at its own length" in table

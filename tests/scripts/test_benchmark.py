@@ -68,12 +68,14 @@ class QuickBenchmark:
         self.made: list[tuple[str, int]] = []  # models and lengths of the last run
         self.fail_at: tuple[str, int] | None = None
         self.error: BaseException = RuntimeError("Kernel | is missing. Get one.")
+        self.seconds_per_position: float | None = None  # by default every step takes as long
 
     def prepare_turn(self, workload, setting, warmup):
         self.made.append((workload.model, workload.length))
         if self.fail_at == (workload.model, workload.length):
             raise self.error
-        return lambda: {"wall": 0.01, "cpu": 0.01}
+        seconds = 0.01 if self.seconds_per_position is None else self.seconds_per_position * workload.positions
+        return lambda: {"wall": seconds, "cpu": seconds}
 
     def run(self, *flags: str, name: str) -> list[dict]:
         argv = ["benchmark.py", "--device", "cpu", "--rounds", "2", "--results_dir", str(self.folder), *flags]
@@ -303,45 +305,50 @@ def test_several_sizes_stand_below_one_another(quick):
 
 
 def test_lengths_are_compared_at_the_same_number_of_tokens(quick):
+    quick.seconds_per_position = 0.01 / 32
     flags = ["--size", "tiny", "--tokens_per_batch", "256", "--lengths", "32", "64", "--dropout", "0.1"]
     (section,) = quick.run(*flags, name="scaling")
     assert quick.made == [("sktformer", 32), ("sktformer", 64)] * 2  # both lengths in turn, in training and inference
     rows = [row for row in section["rows"] if row["mode"] == "training"]
     assert [(row["length"], row["positions"], row["batch_size"]) for row in rows] == [(32, 32, 8), (64, 64, 4)]
     assert [row["memory_ratio"] for row in rows] == [1.0, 1.0]
-    assert rows[0]["speed_ratio"] == 1.0
+    assert [row["speed_ratio"] for row in rows] == [1.0, 0.5]
     text = (quick.folder / "scaling.md").read_text()
     assert "# Step time and memory against length" in text
     assert "## tiny preset, 2 layers, 256 tokens, float32, CPU, dropout 0.1" in text
     assert "in brackets the multiple of the shortest length's speed" in text
-    assert "| SKTformer | 100 (1.00) | 100 (1.00) |" in text
+    assert re.search(r"\| SKTformer \| 100 \(1\.00\) +\| 50 \(0\.50\)\S* +\|", text)
     (picture,) = quick.folder.glob("scaling*.png")
     assert f"]({picture.name})" in text
     assert picture.stat().st_size > 10_000
 
 
 def test_short_inputs_are_compared_with_a_model_of_their_length(quick):
+    quick.seconds_per_position = 0.01 / 64
     flags = ["--size", "tiny", "mini", "--made_for", "64", "--padded", "--lengths", "16", "32", "--modes", "training"]
     (section,) = quick.run(*flags, "--dropout", "0", name="short_inputs")
     rows = section["rows"]
     assert [(row["size"], row["length"], row["positions"]) for row in rows] == [
         (size, length, positions) for length in (16, 32) for size in ("tiny", "mini") for positions in (length, 64)
     ]
-    assert [row["speed_ratio"] for row in rows] == [1.0] * 8
+    assert [row["speed_ratio"] for row in rows] == [1.0, 0.25] * 2 + [1.0, 0.5] * 2
     text = (quick.folder / "short_inputs.md").read_text()
     assert "tiny preset and mini preset, batch 32, made for 64 tokens, padded" in text
     assert "### mini preset: Training, dropout 0" in text
-    assert "| SKTformer, made for 64 | 100 (1.00) | 100 (1.00) |" in text
+    assert re.search(r"\| SKTformer, made for 64 \| 100 \(0\.25\)\S* +\| 100 \(0\.50\)\S* +\|", text)
     assert not list(quick.folder.glob("*.png"))
 
 
 def test_steps_are_really_taken_in_their_own_processes(tmp_path, monkeypatch):
+    alone = Mock(wraps=measurement.run_alone)
+    monkeypatch.setattr(measurement, "run_alone", alone)
     flags = ["--made_for", "32", "--padded", "--lengths", "16", "--modes", "training", "--dropout", "0"]
     (section,) = QuickBenchmark(tmp_path, monkeypatch).run(
         *flags, "--batch_size", "2", "--warmup", "0", "--rounds", "1", name="short_inputs"
     )
     assert [row["reason"] for row in section["rows"]] == [None, None]
     assert all(row["step_time_ms"] > 0 for row in section["rows"])
+    assert alone.call_count == 2 * (1 + 1)  # a probe and a round of each
 
 
 @pytest.mark.parametrize("text", ['{"rows": []}', '{"sections": [{"key": {}}]}', "{"])
@@ -369,8 +376,8 @@ def test_results_of_another_script_are_left_alone(quick, text):
         ["--rounds", "3", "--count"],
         ["--device", "cpu", "--count"],
         ["--tokens_per_batch", "1000"],
-        ["--tokens_per_batch", "512", "--batch_size", "2"],
-        ["--tokens_per_batch", "-512"],
+        ["--tokens_per_batch", "512", "--lengths", "512", "--batch_size", "2"],
+        ["--tokens_per_batch", "-512", "--lengths", "512"],
         ["--models", "fnet", "--made_for", "32768"],
         ["--made_for", "512"],
         ["--padded"],

@@ -472,7 +472,9 @@ def test_what_decides_nothing_may_change_on_the_way(tmp_path, monkeypatch, cut, 
     with pytest.raises(Stopped):
         run(tmp_path / "run")
     monkeypatch.undo()
+    taken = note_steps(monkeypatch, FineTuningTrainer)
     metrics = run(tmp_path / "run", **changes)
+    assert taken[0] == (3, 2)
     assert metrics["global_batch_size"] == 4
     assert math.isfinite(metrics["eval_loss"])
 
@@ -503,7 +505,9 @@ def test_a_run_may_be_made_longer_until_it_is_finished(tmp_path, monkeypatch, cu
     with pytest.raises(Stopped):
         run(tmp_path / "run")
     monkeypatch.undo()
+    taken = note_steps(monkeypatch, FineTuningTrainer)
     assert len(losses(run(tmp_path / "run", max_steps=8))) == 8
+    assert taken[0] == (3, 2)
     before = files_below(tmp_path / "run")
     with pytest.raises(UserError, match=r"state of its optimizer was deleted.*--overwrite") as error:
         run(tmp_path / "run", max_steps=10)
@@ -521,7 +525,9 @@ def test_a_checkpoint_that_the_disk_could_not_hold_is_passed_over(tmp_path, monk
     monkeypatch.undo()
     state = tmp_path / "run" / "checkpoint-4" / "trainer_state.json"
     state.write_text(state.read_text()[:100])
+    taken = note_steps(monkeypatch, FineTuningTrainer)
     assert losses(run(tmp_path / "run")) == losses(whole)
+    assert taken[0] == (3, 2)
     assert_same_weights(tmp_path / "run", tmp_path / "whole")
 
 

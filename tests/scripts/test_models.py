@@ -427,7 +427,11 @@ def test_a_fingerprint_follows_weights_configuration_and_tokenizer(tokenizer, tm
     seen.append(fingerprint_checkpoint(folder))
     save_sktformer(tmp_path, layer_norm_eps=1e-6, landmark_seed=1)
     seen.append(fingerprint_checkpoint(folder))
-    assert len(set(seen)) == 4
+    model = SKTformerForMaskedLM.from_pretrained(folder)
+    model.get_input_embeddings().weight.data += 1  # the weights alone
+    model.save_pretrained(folder)
+    seen.append(fingerprint_checkpoint(folder))
+    assert len(set(seen)) == 5
     assert fingerprint_checkpoint("owner/name", "v1") == "owner/name@v1"
 
 

@@ -201,11 +201,12 @@ def test_evaluation_alone_trains_nothing(tmp_path, recipe, text, monkeypatch, ca
 
 def test_a_finished_run_goes_on_to_more_steps(tmp_path, recipe, monkeypatch):
     run(monkeypatch, "--recipe", recipe)
-    counted = metrics_of(tmp_path / "run")["step_multiply_adds"]
+    counted, taken = metrics_of(tmp_path / "run")["step_multiply_adds"], note_steps(monkeypatch, MaskedLMTrainer)
     run(monkeypatch, "--recipe", recipe, "--max_steps", 6, "--logging_steps", 2, "--per_device_train_batch_size", 4,
         "--gradient_accumulation_steps", 2)  # fmt: skip
     steps = [entry["step"] for entry in metrics_of(tmp_path / "run")["history"] if "eval_loss" in entry]
     assert steps == [2, 4, 6]
+    assert {number for _, number in taken} == {4, 5}
     assert metrics_of(tmp_path / "run")["step_multiply_adds"] == pytest.approx(counted)  # of the same global batch
     with pytest.raises(UserError, match="no run can be shortened"):
         run(monkeypatch, "--recipe", recipe)
@@ -359,7 +360,9 @@ def test_a_killed_run_goes_on(tmp_path, recipe):
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert not (tmp_path / "run" / "metrics.json").exists()
+    assert find_checkpoint(tmp_path / "run")
     subprocess.run(command, check=True, capture_output=True)
+    assert "train_loss" not in metrics_of(tmp_path / "run")  # which only training from the first step has
     assert metrics_of(tmp_path / "run")["train_runtime"]
 
 

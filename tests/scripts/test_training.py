@@ -1,5 +1,6 @@
 """What every training has in common: checks before it begins, what makes it this run, and when it stops."""
 
+import json
 import math
 import os
 import statistics
@@ -232,7 +233,6 @@ def test_what_does_not_decide_the_result_may_change(tmp_path, flags):
         ["--max_grad_norm", "2"],
         ["--label_smoothing_factor", "0.1"],
         ["--data_seed", "1"],
-        ["--lr_scheduler_type", "cosine_with_min_lr", "--lr_scheduler_kwargs", '{"min_lr": 1e-5}'],
         ["--optim", "sgd"],
         ["--optim_args", "betas=0"],
         ["--adam_beta1", "0.8"],
@@ -253,6 +253,12 @@ def test_what_decides_the_result_makes_another_run(tmp_path, flags):
     # Of an evaluation alone it decides nothing.
     evaluation = training_identity(arguments(tmp_path), {"data": "abc"})
     assert evaluation == training_identity(arguments(tmp_path, *flags), {"data": "abc"})
+
+
+def test_the_end_of_a_schedule_decides_the_result(tmp_path):
+    flags = ["--do_train", "--lr_scheduler_type", "cosine_with_min_lr", "--lr_scheduler_kwargs"]
+    first, other = (arguments(tmp_path, *flags, json.dumps({"min_lr": rate})) for rate in (1e-5, 1e-6))
+    assert training_identity(first, {}).decides != training_identity(other, {}).decides
 
 
 def test_the_history_is_json_where_half_precision_overflowed(tmp_path):
@@ -277,7 +283,14 @@ def test_the_best_perplexity_is_the_lowest(tmp_path, metric, expected):
     assert arguments(tmp_path, *flags).greater_is_better is expected
 
 
-@pytest.mark.parametrize("flags", [["--greater_is_better", "true"], ["--eval_steps", "50", "--save_steps", "50"]])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--greater_is_better", "true"],
+        ["--eval_steps", "50", "--save_steps", "50"],
+        ["--eval_strategy", "epoch", "--save_strategy", "epoch"],
+    ],
+)
 def test_what_decides_which_checkpoint_is_kept_decides_the_result(tmp_path, flags):
     best = ["--do_train", "--load_best_model_at_end", "--eval_strategy", "steps", "--save_strategy", "steps"]
     first = training_identity(arguments(tmp_path, *best), {})
@@ -466,7 +479,7 @@ def test_a_hub_strategy_that_uploads_folders_as_they_are_is_refused(tmp_path, mo
     prepare(training, {})
     assert training.hub_strategy == "end"
 
-    def refuse(token):
+    def refuse(token=None):
         raise LocalTokenNotFoundError("no token")
 
     monkeypatch.setattr(training_module, "whoami", refuse)

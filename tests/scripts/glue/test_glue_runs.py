@@ -27,6 +27,7 @@ from experiments.results import write_atomically
 from experiments.run_folder import RUN_FILE
 from support.glue_rows import files_below, make_rows, make_tokenizer, read_metrics, write_rows, write_tasks
 from support.glue_runs import SCRIPT, Stopped, run, save_other_architecture, stop, stop_at_step
+from support.steps import note_steps
 
 
 def test_a_finished_run_predicts_later_without_training(tmp_path, tasks, recipe, monkeypatch):
@@ -348,14 +349,17 @@ def test_what_a_run_reads_is_not_deleted(tmp_path, recipe, monkeypatch, tasks):
 
 
 def test_the_same_data_and_checkpoint_may_lie_elsewhere(tmp_path, recipe, monkeypatch, tasks, checkpoint, caplog):
+    saved = ["--save_strategy", "steps", "--save_steps", 1]
     with monkeypatch.context() as context:
         stop_at_step(context, 42, 1)
         with pytest.raises(Stopped):
-            run(context, "--recipe", recipe, "--task_name", "cola")
+            run(context, "--recipe", recipe, "--task_name", "cola", *saved)
     shutil.copytree(tasks, tmp_path / "data")
     shutil.copytree(checkpoint, tmp_path / "model")
     more = ["--data_dir", tmp_path / "data", "--model_name_or_path", tmp_path / "model", "--task_name", "cola"]
-    run(monkeypatch, "--recipe", recipe, *more, "--logging_steps", 2)
+    taken = note_steps(monkeypatch, FineTuningTrainer)
+    run(monkeypatch, "--recipe", recipe, *more, *saved, "--logging_steps", 2)
+    assert taken[0] == (42, 1)
     before = files_below(tmp_path / "run" / "cola")
     caplog.set_level(logging.INFO)
     run(monkeypatch, "--recipe", recipe, *more, "--preprocessing_num_workers", 2)
