@@ -47,8 +47,9 @@ def main() -> None:
     if training.resume_from_checkpoint and len(glue.task_name) > 1:
         raise UserError("--resume_from_checkpoint names one task's; give one task, or leave it out for the newest.")
     progress.prepare(training, command.given)
-    if not (training.do_train or command.asks_for("max_seq_length")):
-        glue.max_seq_length = trained_length(checkpoint.model_name_or_path) or glue.max_seq_length
+    trained = None if training.do_train else trained_length(checkpoint.model_name_or_path)
+    if trained and not command.asks_for("max_seq_length"):
+        glue.max_seq_length = command.given["max_seq_length"] = trained
     run(command)
     if training.should_save:
         report(Path(training.output_dir), checkpoint, training.do_predict)

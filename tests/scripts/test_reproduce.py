@@ -149,13 +149,17 @@ def test_of_one_seed_there_is_no_mean(make, stage, monkeypatch):
     assert titles[3:] == ["A table\nmean and standard deviation"]
 
 
-def test_notes_on_rows_stand_where_the_rows_do(make, stage):
-    notes = ("- Of all.", ("ours", "- Of ours."), ("theirs", "- Of theirs."), ("gue", "- Of what is guessed."))
-    text, _ = make([stage], "--rows", "ours", notes=notes)
-    assert "\n- Of all.\n- Of ours.\n- Of what is guessed.\n" in text
-    assert "- Of theirs." not in text
-    text, _ = make([stage], notes=notes)
-    assert "\n- Of all.\n- Of ours.\n- Of theirs.\n- Of what is guessed.\n" in text
+def test_notes_on_rows_stand_where_the_rows_do(stage):
+    notes = ("- Of all.", ("ours", "- Of ours."), ("(paper)", "- Of the paper."), ("our", "- Of no row."))
+    table = Table("A table", "", (stage,), notes)
+    assert table.notes_on(["ours", "theirs"]) == ["- Of all.", "- Of ours."]
+    assert table.notes_on(["theirs", "ours (paper)"]) == ["- Of all.", "- Of the paper."]
+
+
+def test_notes_are_written(make, stage):
+    text, _ = make([stage], notes=("- Of all.", ("guess", "- Of guesses."), ("nobody", "- Of nobody.")))
+    assert "\n- Of all.\n- Of guesses.\n" in text
+    assert "- Of nobody." not in text
 
 
 def test_curves_know_what_they_are_drawn_against():

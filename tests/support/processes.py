@@ -7,17 +7,18 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import pytest
 
 
+_ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"HF_HUB_OFFLINE": "1"}
 # Imports the libraries once, without the package, and forks for each program that it is given.
 _FORKS = """
 import importlib.abc
 import json
 import os
+import signal
 import sys
 import traceback
 
@@ -42,6 +43,7 @@ for line in sys.stdin:
     program, arguments, folder = json.loads(line)
     if (child := os.fork()) == 0:
         status = 1
+        signal.alarm(300)
         try:
             os.chdir(folder)
             said = os.open("said.txt", os.O_WRONLY | os.O_CREAT)
@@ -72,21 +74,18 @@ def run_without_package(program: str, *arguments: Path, folder: Path) -> None:
     """Run a program, which has `sys`, in a new folder, with modules of checkpoints of its own and no network."""
     folder.mkdir()
     process = _start()
-    print(json.dumps([program, list(map(str, arguments)), str(folder)]), file=process.stdin, flush=True)
+    assert process.stdin is not None
     assert process.stdout is not None
-    assert process.stdout.readline() == "0\n", (folder / "said.txt").read_text()
+    process.stdin.write(json.dumps([program, list(map(str, arguments)), str(folder)]) + "\n")
+    process.stdin.flush()
+    status, said = process.stdout.readline(), folder / "said.txt"
+    assert status, f"the process that forks has ended with {process.wait()}"
+    assert int(status) == 0, said.read_text() if said.is_file() else "nothing was said"
 
 
 @functools.cache
 def _start() -> subprocess.Popen[str]:
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"HF_HUB_OFFLINE": "1"}
-    process = subprocess.Popen(
-        [sys.executable, "-c", _FORKS],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=tempfile.gettempdir(),
-        env=environment,
-    )
+    pipes: dict = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    process = subprocess.Popen([sys.executable, "-P", "-c", _FORKS], env=_ENVIRONMENT, **pipes)
     atexit.register(process.communicate)
     return process

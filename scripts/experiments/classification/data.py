@@ -59,7 +59,7 @@ class TextArguments:
     split_seed: int = flag(0, "Seed of what is held out, whichever --seed trains.")
     max_seq_length: int | None = flag(
         None,
-        "Longest input, by default an excerpt or what it was trained on (to train at least 512); more lengthens.",
+        "Longest input; by default an excerpt, or what it was trained on, to train if that is more than 512.",
     )
     pad_to_max_length: bool = flag(False, "Pad every input to --max_seq_length, and not to the longest of its batch.")
     excerpt_length: int | None = flag(None, "Cut every text into consecutive excerpts of this many tokens.")

@@ -233,15 +233,18 @@ def _check_means(run: Run, recipe: Mapping[str, Any]) -> None:
     """Raise a `UserError` for a finished run that was computed by other means than the table would say of it."""
     recorded = run.result.with_name(ARGUMENTS_FILE)
     if run.result.is_file() and recorded.is_file():
-        was = load_recipe(recorded)
+        was, recipe, flags = map(_under_new_names, (load_recipe(recorded), recipe, flag_values(run.arguments)))
         # What a recipe says of precision is not taken, and not recorded, where the device has none.
-        now = {name: value for name, value in recipe.items() if name in was} | flag_values(run.arguments)
-        of_both = [{_RENAMED.get(name, name): value for name, value in given.items()} for given in (was, now)]
+        now = {name: value for name, value in recipe.items() if name in was} | flags
         for name in _MEANS:
-            there, here = (_word(given[name]) if name in given else "false" for given in of_both)
+            there, here = (_word(given[name]) if name in given else "false" for given in (was, now))
             if there != here:
                 remedy = f"choose another --output_dir, or delete {run.result.parent}"
                 raise UserError(f"{run.result.parent} was run with --{name} {there}, and not {here}; {remedy}.")
+
+
+def _under_new_names(given: Mapping[str, Any]) -> dict[str, Any]:
+    return {_RENAMED.get(name, name): value for name, value in given.items()}
 
 
 def _word(value: Any) -> str:

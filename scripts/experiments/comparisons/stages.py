@@ -180,8 +180,8 @@ class Table:
     title: str
     text: str  # {0[flag]} stands for a flag in the recipes of the first stage, {data} for the names of the data
     stages: tuple[Stage, ...]
-    # What has to be known to read it, as lines of Markdown: each alone, or behind a part of the names of the rows that
-    # it speaks of, without which it is left out.
+    # What has to be known to read it, as lines of Markdown: each alone, or behind the name of the row that it speaks
+    # of, or the last word of their names, without which it is left out.
     notes: tuple[str | tuple[str, str], ...] = ()
 
     @property
@@ -191,8 +191,9 @@ class Table:
 
     def notes_on(self, rows: Iterable[str]) -> list[str]:
         """The notes that speak of all rows, or of one of these."""
-        names, parts = list(rows), [("", note) if isinstance(note, str) else note for note in self.notes]
-        return [note for part, note in parts if any(part in name for name in names)]
+        words = {word for row in rows for word in (row, row.rpartition(" ")[2])}
+        noted = [(None, note) if isinstance(note, str) else note for note in self.notes]
+        return [note for row, note in noted if row is None or row in words]
 
     def with_arguments(self, arguments: ComparisonArguments) -> "Table":
         """The same with what is asked for; a `UserError` for what would not hold for all of its runs."""

@@ -94,7 +94,7 @@ TABLES = {
                 "(`use_residual_gate`).",
             ),
             ("best-relu", "- best-relu: ReLU, the paper's, in the place of SiLU (`smoother_activation=relu`)."),
-            ("best-relu-gate", "- best-relu-gate: ReLU and that gate."),
+            ("best-relu-gate", "- best-relu-gate: ReLU, and a gate that weighs what goes past the attention."),
             (
                 "best-no-fourier",
                 "- best-no-fourier: without its Fourier convolution (`use_fourier_convolution=False`).",

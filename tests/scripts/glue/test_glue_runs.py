@@ -3,7 +3,6 @@
 import json
 import logging
 import os
-import runpy
 import shutil
 import subprocess
 import sys
@@ -197,16 +196,14 @@ def test_one_bad_task_is_found_before_the_first_begins(tmp_path, recipe, monkeyp
     assert not (tmp_path / "run").exists()
 
 
-def test_a_mistake_ends_the_script_with_one_line_and_status_2(tmp_path, recipe, monkeypatch, capfd):
-    monkeypatch.setattr(sys, "argv", [str(SCRIPT), "--recipe", str(recipe), "--task_name", "cola", "--do_eval"])
-    with pytest.raises(SystemExit) as ended:
-        runpy.run_path(str(SCRIPT), run_name="__main__")
-    assert ended.value.code == 2
-    out, err = capfd.readouterr()
-    (line,) = err.splitlines()
+def test_a_mistake_ends_the_script_with_one_line_and_status_2(tmp_path, recipe):
+    command = [sys.executable, str(SCRIPT), "--recipe", str(recipe), "--task_name", "cola", "--do_eval"]
+    result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert result.returncode == 2
+    (line,) = result.stderr.splitlines()
     assert line.startswith("run_glue.py: error: ")
     assert "has no classification head" in line
-    assert out == ""
+    assert result.stdout == ""
     assert [path.name for path in tmp_path.iterdir()] == ["recipe.yaml"]
 
 

@@ -245,6 +245,7 @@ def test_a_checkpoint_is_measured_with_as_many_tokens_as_it_was_trained_with(tmp
         folder = tmp_path / str(length)
         run(monkeypatch, *flags, *typed, "--use_cpu", "--cache_dir", tmp_path / "cache", "--output_dir", folder)
         assert json.loads((folder / "rte" / "run.json").read_text())["decides"]["max_seq_length"] == length
+        assert yaml.safe_load((folder / "rte" / "arguments.yaml").read_text())["max_seq_length"] == length
 
 
 def test_accumulation_changes_no_gradient(tmp_path, recipe, monkeypatch):
