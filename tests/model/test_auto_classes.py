@@ -5,7 +5,6 @@ import dataclasses
 import importlib
 import inspect
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -55,7 +54,7 @@ from support.builders import (
     make_model,
     token_outputs,
 )
-from support.processes import run_without_package
+from support.processes import run_program, run_without_package
 
 
 ROOT = Path(__file__).parents[2]
@@ -777,13 +776,12 @@ def test_an_installed_wheel_carries_the_presets(tmp_path):
         archive.extractall(tmp_path / "installed")
 
     program = """
+import sys
+sys.path.insert(0, sys.argv[1])
 import modeling_sktformer
 from modeling_sktformer import available_presets, load_preset
 print(modeling_sktformer.__file__, *(f"{name}:{load_preset(name).hidden_size}" for name in available_presets()))
 """
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "installed")}
-    printed = subprocess.run(
-        [sys.executable, "-c", program], cwd=tmp_path, env=environment, check=True, capture_output=True, text=True
-    ).stdout.split()
+    printed = run_program(program, tmp_path / "installed", folder=tmp_path).split()
     assert Path(printed[0]).is_relative_to(tmp_path / "installed")
     assert printed[1:] == [f"{name}:{PRESETS[name][1]}" for name in sorted(PRESETS)]

@@ -12,15 +12,41 @@ from pathlib import Path
 import pytest
 
 
-_ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"HF_HUB_OFFLINE": "1"}
-# Imports the libraries once, without the package, and forks for each program that it is given.
+ROOT = Path(__file__).parents[2]
+# Imports the libraries once, and forks for each program that it is given.
 _FORKS = """
-import importlib.abc
 import json
 import os
 import signal
 import sys
 import traceback
+from transformers import AutoConfig, AutoModel, AutoTokenizer, BertTokenizer, PreTrainedModel, dynamic_module_utils
+
+answers = os.fdopen(os.dup(1), "w")
+os.dup2(2, 1)
+for line in sys.stdin:
+    program, name, arguments, folder = json.loads(line)
+    if (child := os.fork()) == 0:
+        status = 1
+        signal.alarm(300)
+        try:
+            os.chdir(folder)
+            said = os.open("said.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            os.dup2(said, 1), os.dup2(said, 2)
+            sys.argv = ["-c", *arguments]
+            dynamic_module_utils.HF_MODULES_CACHE = folder + "/modules"
+            exec(compile(program, name, "exec"), {"__name__": "__main__"})
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush(), sys.stderr.flush()
+            os._exit(status)
+    print(os.waitpid(child, 0)[1], file=answers, flush=True)
+"""
+_OUT_OF_REACH = """
+import importlib.abc
+import sys
 
 class OutOfReach(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
@@ -34,30 +60,6 @@ except ModuleNotFoundError:
     pass
 else:
     sys.exit("the package is within reach")
-
-from transformers import AutoConfig, AutoModel, AutoTokenizer, BertTokenizer, PreTrainedModel, dynamic_module_utils
-
-answers = os.fdopen(os.dup(1), "w")
-os.dup2(2, 1)
-for line in sys.stdin:
-    program, arguments, folder = json.loads(line)
-    if (child := os.fork()) == 0:
-        status = 1
-        signal.alarm(300)
-        try:
-            os.chdir(folder)
-            said = os.open("said.txt", os.O_WRONLY | os.O_CREAT)
-            os.dup2(said, 1), os.dup2(said, 2)
-            sys.argv = ["-c", *arguments]
-            dynamic_module_utils.HF_MODULES_CACHE = folder + "/modules"
-            exec(program, {"__name__": "__main__", "sys": sys})
-            status = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            sys.stdout.flush(), sys.stderr.flush()
-            os._exit(status)
-    print(os.waitpid(child, 0)[1], file=answers, flush=True)
 """
 
 
@@ -71,21 +73,29 @@ def run_in_process(children, command, **options):
 
 
 def run_without_package(program: str, *arguments: Path, folder: Path) -> None:
-    """Run a program, which has `sys`, in a new folder, with modules of checkpoints of its own and no network."""
+    """Run a program, which has `sys`, in a new folder."""
     folder.mkdir()
+    run_program(_OUT_OF_REACH + program, *arguments, folder=folder)
+
+
+def run_program(program: str, *arguments: Path, folder: Path, name: str = "program") -> str:
+    """Run a program in a folder, with modules of checkpoints of its own and no network; what it has printed."""
     process = _start()
     assert process.stdin is not None
     assert process.stdout is not None
-    process.stdin.write(json.dumps([program, list(map(str, arguments)), str(folder)]) + "\n")
+    process.stdin.write(json.dumps([program, name, list(map(str, arguments)), str(folder)]) + "\n")
     process.stdin.flush()
-    status, said = process.stdout.readline(), folder / "said.txt"
+    status = process.stdout.readline()
     assert status, f"the process that forks has ended with {process.wait()}"
-    assert int(status) == 0, said.read_text() if said.is_file() else "nothing was said"
+    said = (folder / "said.txt").read_text()
+    assert int(status) == 0, f"{name}: {said[-5000:]}"
+    return said
 
 
 @functools.cache
 def _start() -> subprocess.Popen[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     pipes: dict = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    process = subprocess.Popen([sys.executable, "-P", "-c", _FORKS], env=_ENVIRONMENT, **pipes)
+    process = subprocess.Popen([sys.executable, "-P", "-c", _FORKS], env=environment, **pipes)
     atexit.register(process.communicate)
     return process
