@@ -94,6 +94,15 @@ def load_recipe(path: str | Path) -> dict[str, Any]:
     return {flag: value for flag, value in _read_recipe(path).items() if flag != _BASE}
 
 
+def read_recipes(paths: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """What recipes and those behind them say, each once, in the order in which the later ones win."""
+    found: dict[Path, str] = {}
+    for path in paths:
+        found.pop(Path(path).resolve(), None)  # named itself it stands in its own place, and not behind another one
+        found |= {place: each for each in recipes_behind(path) if (place := Path(each).resolve()) not in found}
+    return {path: load_recipe(path) for path in found.values()}
+
+
 def recipes_behind(path: str) -> list[str]:
     """A recipe and, before it, the one behind which it says that it is read, and so on."""
     found, base = [path], _read_recipe(path).get(_BASE)
@@ -192,22 +201,16 @@ def parse_command(
     recipe_parser.add_argument("--recipe", nargs="+", action="extend", default=[])
     known, flags = recipe_parser.parse_known_args(argv)
     default = quick_start if quick_start is not None and not argv else default_recipe
-    named = [str(path) for path in known.recipe or ([] if default is None else [default])]
-    found: dict[Path, str] = {}
-    for path in named:
-        found.pop(Path(path).resolve(), None)  # named itself it stands in its own place, and not behind another one
-        found |= {place: each for each in recipes_behind(path) if (place := Path(each).resolve()) not in found}
-    recipes = list(found.values())
+    recipes = read_recipes(map(str, known.recipe or ([] if default is None else [default])))
     actions = {option.lstrip("-"): action for action in parser._actions for option in action.option_strings}
     merged: dict[str, Any] = {}
-    for path in recipes:
-        recipe = load_recipe(path)
+    for path, recipe in recipes.items():
         if unknown := sorted(set(recipe) - actions.keys()):
             raise UserError(f"{path}: no such flag: {', '.join(unknown)}. See --help for the flags.")
         # To YAML `no` is false.
         is_no = {key for key, value in recipe.items() if value is False and "no" in (actions[key].choices or ())}
-        recipe |= dict.fromkeys(is_no, "no")
-        merged = merge_recipes(without_rivals(merged, path, recipe), recipe)
+        said = recipe | dict.fromkeys(is_no, "no")
+        merged = merge_recipes(without_rivals(merged, path, said), said)
     typed = flag_values(flags)
     merged, notes = without_rivals(merged, "The command line", typed), []
     # A recipe with --use_cpu, as a run records it, means its number type.
@@ -227,7 +230,7 @@ def parse_command(
     given_names = {flag.split("=")[0] for flag in flags if flag.startswith("--")}
     values = vars(parser.parse_args(flags))
     given = {a.dest: values[a.dest] for a in parser._actions if given_names & set(a.option_strings)}
-    return Command(groups, given, recipes, notes)
+    return Command(groups, given, list(recipes), notes)
 
 
 def parse_args(dataclass_types: Iterable[type], argv: Sequence[str] | None = None, description: str | None = None):

@@ -50,6 +50,7 @@ from experiments.trials import (
     SEVERAL_TRIALS,
     FineTuningArguments,
     Trial,
+    best_of,
     check_job,
     holds_checkpoint,
     job_identity,
@@ -160,17 +161,20 @@ def run_job(job: Job, folder: Path, training: FineTuningArguments, started: dict
         # Of several, those that are still here in spite of --overwrite belong to this very command, cut short, but
         # may be shorter than what is asked for now.
         waiting = [t for t in trials if is_one or check_run_folder(t.folder, t.identity) != "finished"]
+        places = {trial.folder: trial for trial in trials}
         for trial in tqdm(trials, f"{job.title}, trials", unit="trial", disable=is_silent):
             if trial in waiting:
                 _run_held(job, trial, started, announces=trial is waiting[0])
             if training.search and training.should_save:
-                keep_best_weights([trial.folder for trial in trials])
+                keep_best_weights(places)
         PartialState().wait_for_everyone()
         # Its weights may have given way to a better trial of a larger grid; trained again, it may come out worse.
-        while training.search and lacks_weights((best := _best(trials)).folder):
+        while training.search and lacks_weights(best := best_of(places)):
             PartialState().wait_for_everyone()  # until all have read what the next run deletes
-            best.args.overwrite = True
-            _run_held(job, best, started, announces=not waiting)
+            places[best].args.overwrite = True
+            _run_held(job, places[best], started, announces=not waiting)
+        if training.search and training.should_save:
+            keep_best_weights(places)
         if not is_one and training.should_save:
             results = [read_metrics(trial.folder) for trial in trials]
             histories = {result["name"]: result["history"] for result in results}
@@ -178,11 +182,6 @@ def run_job(job: Job, folder: Path, training: FineTuningArguments, started: dict
             write_json(folder / METRICS_FILE, summarise_trials(results, training.search, job.facts))
     PartialState().wait_for_everyone()
     return read_metrics(folder)
-
-
-def _best(trials: Sequence[Trial]) -> Trial:
-    """The first of the finished trials with the best score."""
-    return max(trials, key=lambda trial: read_metrics(trial.folder)["score"])
 
 
 def _run_held(job: Job, trial: Trial, started: dict[str, Any], announces: bool) -> None:

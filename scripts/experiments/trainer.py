@@ -118,7 +118,7 @@ class ExperimentTrainer(Trainer):
         if "eval_loss" in logs and f"eval_{best}" not in logs:
             names = ", ".join(name.removeprefix("eval_") for name in logs if name.startswith("eval_"))
             raise UserError(f"--metric_for_best_model {best}: there is no such metric; give one of {names}.")
-        if getattr(self, "_initial_global_step", 0):  # the losses since a run was resumed, over all of its steps
+        if getattr(self, "_initial_global_step", 0):  # of the steps since a run was resumed alone
             logs.pop("train_loss", None)
         super().log(logs, *args, **kwargs)
 

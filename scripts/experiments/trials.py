@@ -197,12 +197,17 @@ def describe_trials(metrics: Mapping[str, Any]) -> str:
     return f"mean and standard deviation of {seeds} seeds" if seeds > 1 else "one seed"
 
 
-def keep_best_weights(folders: Sequence[Path]) -> None:
+def keep_best_weights(folders: Iterable[Path]) -> None:
     """Delete the weights of all finished trials but the best; what they measured stays."""
-    scores = {folder: read_metrics(folder)["score"] for folder in folders if (folder / METRICS_FILE).is_file()}
-    for folder in scores.keys() - {max(scores, key=scores.__getitem__)}:
+    finished = [folder for folder in folders if (folder / METRICS_FILE).is_file()]
+    for folder in {*finished} - {best_of(finished)}:
         for file in folder.rglob(_WEIGHTS):  # and its adapter's
             file.unlink()
+
+
+def best_of(folders: Iterable[Path]) -> Path:
+    """The first of the finished trials with the best score."""
+    return max(folders, key=lambda folder: read_metrics(folder)["score"])
 
 
 def lacks_weights(folder: Path) -> bool:
@@ -220,7 +225,7 @@ def trial_folders(folder: Path) -> list[Path]:
 
 def best_trial(folder: Path) -> Path:
     """The folder of a finished job's trial with the best score, the first of equals."""
-    return max(trial_folders(folder), key=lambda trial: read_metrics(trial)["score"])
+    return best_of(trial_folders(folder))
 
 
 def read_metrics(folder: Path) -> dict[str, Any]:
@@ -234,7 +239,7 @@ def summarise_trials(results: Sequence[dict[str, Any]], search: bool, facts: dic
     its last start took.
     """
     scores = [result["score"] for result in results]
-    best = results[scores.index(max(scores))]
+    best = max(results, key=lambda result: result["score"])
     kept = ("folder", "name", "seed", "score", "seconds", "num_train_epochs", "learning_rate", "global_batch_size")
     return {
         "job": best["job"],

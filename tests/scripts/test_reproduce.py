@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 import reproduce
+import run_classification
 from experiments.analyses import lengthening
-from experiments.arguments import UserError, flag_values
+from experiments.arguments import CONFIGURATION, UserError, flag_values, parse_command
 from experiments.comparisons import execution, report
 from experiments.comparisons.stages import Case, ComparisonArguments, Curve, Measure, Stage, Table
 from experiments.comparisons.tables import TABLES
@@ -673,6 +674,21 @@ def test_a_later_recipe_takes_the_place_of_what_it_contradicts():
     recipe = TABLES["glue"].stages[1].recipe()
     assert recipe["max_steps"] == 800
     assert "num_train_epochs" not in recipe
+
+
+def test_a_recipe_that_is_named_behind_one_of_its_own_wins_in_a_table_as_in_a_run():
+    recipes = ("classification/short_excerpts.yaml", "classification/base.yaml")
+    argv = [
+        "--recipe",
+        *(str(CONFIGURATION / path) for path in recipes),
+        "--train_file",
+        "x",
+        "--model_name_or_path",
+        "x",
+    ]
+    given, stage = parse_command(run_classification.ARGUMENTS, argv=argv).given, TABLES["authorship_frozen"].stages[-1]
+    merged = replace(stage, recipes=recipes).recipe()
+    assert merged["num_train_epochs"] == given["num_train_epochs"] == 5
 
 
 def test_every_training_has_as_many_sequences_a_step_on_any_number_of_devices():

@@ -22,7 +22,7 @@ FRONTIER = replace(
     PRETRAINING,
     folder="frontier",
     runs="frontier.txt",
-    recipes=("pretrain/compare.yaml", "pretrain/frontier.yaml"),
+    recipes=("pretrain/frontier.yaml",),
     cases=tuple(map(frontier_case, (128, 512, 2048, 4096))),
     measures=(
         PRETRAINING.measures[1],
@@ -39,8 +39,7 @@ FRONTIER = replace(
 
 def _of_size(size: str, cases: tuple[Case, ...], learning_rates: tuple[float, ...]) -> Stage:
     """The same with the sizes of a larger preset; wider models want lower rates, and larger batches higher ones."""
-    recipes = (*FRONTIER.recipes, f"pretrain/frontier_{size}.yaml")
-    folder = f"frontier/{size}"
+    recipes, folder = (f"pretrain/frontier_{size}.yaml",), f"frontier/{size}"
     return replace(FRONTIER, folder=folder, recipes=recipes, cases=cases, rate_case=0, learning_rates=learning_rates)
 
 

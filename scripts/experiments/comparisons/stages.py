@@ -10,9 +10,8 @@ from experiments.arguments import (
     UserError,
     flag,
     flag_values,
-    load_recipe,
     merge_recipes,
-    recipes_behind,
+    read_recipes,
     require_at_least,
     split_words,
     without_rivals,
@@ -150,16 +149,15 @@ class Stage:
         merged: dict[str, Any] = {}
         given = flag_values(self.run_flags).items()
         further = {name: True if value is None else int(value) if value.isdigit() else value for name, value in given}
-        files = dict.fromkeys(file for path in self.recipes for file in recipes_behind(str(CONFIGURATION / path)))
-        for name, flags in (*((file, load_recipe(file)) for file in files), ("--run_flags", further)):
+        recipes = read_recipes(str(CONFIGURATION / path) for path in self.recipes)
+        for name, flags in (*recipes.items(), ("--run_flags", further)):
             merged = merge_recipes(without_rivals(merged, name, flags), flags)
         return merged
 
     def counts_passes(self) -> bool:
         """Whether recipes, which may be those of single rows, say how long runs are."""
-        named = [recipe for row in self.rows().values() if (recipe := flag_values(row).get("recipe"))]
-        files = [file for path in named for file in recipes_behind(path)]
-        return any("num_train_epochs" in flags for flags in (self.recipe(), *map(load_recipe, files)))
+        of_rows = read_recipes(word for row in self.rows().values() for word in row if word.endswith(".yaml"))
+        return any("num_train_epochs" in flags for flags in (self.recipe(), *of_rows.values()))
 
     def choosing_case(self, case: Case) -> Case:
         """The case by which the learning rate of a case is chosen."""

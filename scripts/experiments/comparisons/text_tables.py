@@ -51,7 +51,7 @@ GLUE = Stage(
     folder="glue",
     script="run_glue.py",
     runs="glue_compare.txt",
-    recipes=("glue/base.yaml", "glue/compare.yaml"),
+    recipes=("glue/compare.yaml",),
     data=("data_dir",),
     cases=tuple(Case(TASKS[name].title, name, ("--task_name", name)) for name in ("sst2", "cola", "stsb")),
     measures=(Measure("", "score", "highest", format=".2f", factor=100, baselines=((MAJORITY, "majority.score"),)),),

@@ -7,14 +7,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from transformers import EvalPrediction
 from transformers.trainer import TRAINER_STATE_NAME
 
 from experiments.architectures import explain_failure, takes_mask
 from experiments.arguments import Command, UserError, flag
-from experiments.fine_tuning import FineTuningTrainer, Job
+from experiments.fine_tuning import FineTuningTrainer, Job, finite_logits
 from experiments.lra.examples import Examples, collate
 from experiments.lra.models import build_model, guesses_values, vocab_size
 from experiments.lra.pretraining import MaskedCollator, SelfPretrainingTrainer
@@ -73,8 +72,8 @@ class CurveTrainer(FineTuningTrainer):
 
 def compute_metrics(prediction: EvalPrediction) -> dict[str, float]:
     """The share of all examples that are classified right; `score` is the same."""
-    logits = prediction.predictions[0] if isinstance(prediction.predictions, tuple) else prediction.predictions
-    accuracy = float((np.asarray(logits).argmax(axis=-1) == prediction.label_ids).mean())
+    logits = finite_logits(prediction.predictions)
+    accuracy = float((logits.argmax(axis=-1) == prediction.label_ids).mean())
     return {"score": accuracy, "accuracy": accuracy}
 
 
