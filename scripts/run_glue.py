@@ -115,8 +115,7 @@ def check_output(output: Path, model: dict[str, Any], names: list[str]) -> None:
     if (output / "config.json").is_file():
         raise UserError(f"--output_dir {output} is a model's folder; choose another one for the tasks.")
     for name in names:
-        file = output / name / RUN_FILE
-        decides = read_json(file)["decides"] if file.is_file() else model
+        decides = read_json(output / name / RUN_FILE, {"decides": model})["decides"]
         for key in (key for key, value in model.items() if decides.get(key) != value):
             values = "" if key == "checkpoint" else f" ({decides.get(key)} there, {model[key]} here)"
             raise UserError(f"--output_dir {output} holds {name} of another {key}{values}; choose another folder.")

@@ -75,8 +75,10 @@ def write_results(path: Path, values: Any, paragraphs: Iterable[str]) -> str:
     return text
 
 
-def read_json(path: str | Path) -> Any:
-    """The contents of a JSON file; UserError if it cannot be read."""
+def read_json(path: str | Path, default: Any = None) -> Any:
+    """The contents of a JSON file, or a `default` that is given if there is none; UserError if it cannot be read."""
+    if default is not None and not Path(path).is_file():
+        return default
     try:
         return json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

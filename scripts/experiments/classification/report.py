@@ -41,10 +41,10 @@ def check_answers(folder: Path, checkpoint: CheckpointArguments, overwrite: bool
     if not folder.is_dir():
         raise UserError(f"--output_dir {folder} is a file; name a folder.")
     model = checkpoint.model_name_or_path
-    trials, run = trial_folders(folder), folder / RUN_FILE
+    trials = trial_folders(folder)
     places = [folder, *([best_trial(folder)] if len(trials) > 1 else [])]
     is_own = Path(model).resolve() in [place.resolve() for place in places]
-    decides = read_json(run).get("decides", {}) if run.is_file() else {}
+    decides = read_json(folder / RUN_FILE, {}).get("decides", {})
     if not is_own and not decides.get("do_train", True):  # an evaluation
         is_own = decides.get("checkpoint") == fingerprint_checkpoint(model, checkpoint.model_revision)
     files = {path.name for path in folder.iterdir() if not path.name.startswith(".")}
@@ -101,13 +101,13 @@ def write_report(folder: Path, results: Mapping[str, Mapping[str, float]], is_ad
     If it `is_added` by a prediction, the other rows of a run's report stay, and nothing of an earlier prediction;
     else what that added, as long as the run's metrics have it, and baselines beside the same scores of the model.
     """
-    known = read_json(folder / "report.json") if (folder / "report.json").is_file() else {}
+    known = read_json(folder / "report.json", {})
     added = {row: values for row, values in known.items() if row.startswith("test, ")}
     if is_added:
         rows = {row: values for row, values in known.items() if row not in added} | {**results}
         _forget_test_scores(folder)
     else:
-        metrics = read_json(folder / METRICS_FILE) if (folder / METRICS_FILE).is_file() else {}
+        metrics = read_json(folder / METRICS_FILE, {})
         is_known = any(name.startswith("test_") for name in metrics)
         is_kept = is_known and not any(row.startswith("test, ") for row in results)
         model = {row for row in known if row.endswith(", this model") and results.get(row) == known[row]}
@@ -119,14 +119,14 @@ def write_report(folder: Path, results: Mapping[str, Mapping[str, float]], is_ad
             (folder / name).unlink(missing_ok=True)
         return ""
     _record_test_scores(folder, rows)
-    run = read_json(folder / METRICS_FILE) if (folder / METRICS_FILE).is_file() else {}
+    run = read_json(folder / METRICS_FILE, {})
     flattered = [_FLATTERED] * bool(run.get("is_best") and "validation, this model" in rows)
     return write_results(folder / "report", rows, [format_scores(rows), *flattered])
 
 
 def _forget_test_scores(folder: Path) -> None:
     for file in (folder / "all_results.json", folder / METRICS_FILE):
-        known = read_json(file) if file.is_file() else {}
+        known = read_json(file, {})
         kept = {name: value for name, value in known.items() if not name.startswith("test_")}
         if not kept:
             file.unlink(missing_ok=True)
@@ -140,7 +140,7 @@ def _record_test_scores(folder: Path, results: Mapping[str, Mapping[str, float]]
         return
     found = {f"test_{name}": value for name, value in scores.pop("this model").items()}
     for name, added in (("all_results.json", found), (METRICS_FILE, found | {"test_baselines": scores})):
-        known = read_json(folder / name) if (folder / name).is_file() else {}
+        known = read_json(folder / name, {})
         # Metrics without a training or an evaluation would make a finished run of a prediction.
         if known | added != known and (known or name != METRICS_FILE):
             write_json(folder / name, known | added)
