@@ -82,7 +82,7 @@ def main() -> None:
         if not named:
             tokenizer = train_tokenizer_once(Path(folder) / "tokenizer", corpus, mlm_arguments)
             model = models.build_masked_lm(model_arguments, tokenizer, length, training.seed)
-        blocks = load_blocks(command, corpus, tokenizer, model.config.model_type)
+        blocks = load_blocks(command, corpus, tokenizer, model.config)
         train(command, model, tokenizer, corpus, blocks)
 
 

@@ -119,6 +119,12 @@ def length_fields(config: PreTrainedConfig, max_length: int) -> dict[str, int]:
     return fields
 
 
+def fixed_length(config: PreTrainedConfig) -> int | None:
+    """The one length that a model takes, without padding: of a Nyströmformer that is linear in it. None of others."""
+    length = getattr(config, "segment_means_seq_len", None)
+    return length if length and config.num_landmarks < length else None
+
+
 def takes_mask(model: PreTrainedModel) -> bool:
     """Whether a model can be told where padding is."""
     return "attention_mask" in inspect.signature(model.forward).parameters

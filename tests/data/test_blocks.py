@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 from datasets import Dataset, IterableDataset
+from transformers import BertConfig, NystromformerConfig
 
 from experiments.arguments import Command, UserError, parse_args
 from experiments.text import blocks as blocks_module
@@ -12,7 +13,7 @@ from experiments.text.corpus import CorpusArguments, load_corpus
 from support.texts import make_texts, make_tokenizer, write
 
 
-def load(tmp_path, mlm: MaskedLMArguments, model_type: str = "sktformer", seed=0, readers=1, **flags) -> Blocks:
+def load(tmp_path, mlm: MaskedLMArguments, config=None, seed=0, readers=1, **flags) -> Blocks:
     texts = make_texts(120)
     path = write(tmp_path / "train.txt", "\n\n".join(texts))
     validation = write(tmp_path / "validation.txt", "\n\n".join(texts[:60]))
@@ -20,7 +21,7 @@ def load(tmp_path, mlm: MaskedLMArguments, model_type: str = "sktformer", seed=0
     arguments = CorpusArguments(**flags)
     training = SimpleNamespace(seed=seed, num_readers=readers)
     command = Command((None, arguments, mlm, training), {}, [])
-    return load_blocks(command, load_corpus(arguments), make_tokenizer(), model_type)
+    return load_blocks(command, load_corpus(arguments), make_tokenizer(), config or BertConfig())
 
 
 def test_the_whole_text_is_used_where_it_is_small(tmp_path):
@@ -82,8 +83,12 @@ def test_the_order_of_a_stream_follows_from_the_seed(tmp_path):
 
 
 def test_some_architectures_get_full_blocks_alone(tmp_path):
-    blocks = load(tmp_path, MaskedLMArguments(max_seq_length=32), "nystromformer", one_document_per_block=True)
-    assert {len(block) for part in (blocks.train, blocks.evaluation) for block in part["input_ids"]} == {32}
+    for num_landmarks, is_linear in ((8, True), (32, False)):
+        config = NystromformerConfig(segment_means_seq_len=32, num_landmarks=num_landmarks)
+        blocks = load(tmp_path, MaskedLMArguments(max_seq_length=32), config, one_document_per_block=True)
+        lengths = {len(block) for part in (blocks.train, blocks.evaluation) for block in part["input_ids"]}
+        assert 32 in lengths
+        assert (lengths == {32}) == is_linear
 
 
 def test_text_that_fills_no_block_is_explained(tmp_path):

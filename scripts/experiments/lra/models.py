@@ -16,6 +16,7 @@ from transformers.modeling_outputs import SequenceClassifierOutput
 from experiments.architectures import (
     build_comparable_config,
     comparable_dropouts,
+    fixed_length,
     length_fields,
     longest_input,
     takes_mask,
@@ -165,8 +166,7 @@ def build_model(
             shorter = f"{hint}, or no longer expressions, which --min_length and --max_length make"
             hint = f"give --max_seq_length {longest}" if task.can_be_cut else shorter
         raise UserError(f"The model {name} takes {longest} tokens, not {max_length}; {hint}.")
-    fixed = getattr(model.config, "segment_means_seq_len", None)  # of a Nystromformer that is linear in the length
-    if fixed and model.config.num_landmarks < fixed and (is_padded or max_length != fixed):
+    if (fixed := fixed_length(model.config)) and (is_padded or max_length != fixed):
         raise UserError(
             f"The model {name} was made for inputs of {fixed} values each, and takes neither others nor padding."
         )

@@ -1,4 +1,4 @@
-"""What masked language modelling reads: a tokenizer, and a corpus packed into blocks for one architecture."""
+"""What masked language modelling reads: a tokenizer, and a corpus packed into blocks for one model."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,8 +7,9 @@ import numpy as np
 import pyarrow.compute as pc
 from datasets import Dataset, IterableDataset
 from filelock import FileLock
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
+from experiments.architectures import fixed_length
 from experiments.arguments import Command, UserError, flag, require_at_least
 from experiments.models import load_tokenizer
 from experiments.text.corpus import Corpus
@@ -24,8 +25,6 @@ from experiments.text.source import TextSource
 from experiments.text.tokenizer import check_known, sample_texts, save_tokenizer, train_wordpiece
 
 
-# Their implementations in transformers take inputs of one length alone.
-FIXED_LENGTH_MODELS = ("nystromformer",)
 # What packing and masking put into a block.
 MASKED_LM_TOKENS = ("mask", "pad", "cls", "sep")
 EVALUATION_TOKENS = 500_000
@@ -82,9 +81,11 @@ def train_tokenizer_once(folder: Path, corpus: Corpus, mlm_arguments: MaskedLMAr
     return load_tokenizer(str(folder), False, MASKED_LM_TOKENS)
 
 
-def load_blocks(command: Command, corpus: Corpus, tokenizer: PreTrainedTokenizerBase, model_type: str) -> Blocks:
+def load_blocks(
+    command: Command, corpus: Corpus, tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig
+) -> Blocks:
     """
-    Pack a corpus into blocks for an architecture, and measure what unigram frequencies would score.
+    Pack a corpus into blocks for a model, and measure what unigram frequencies would score.
 
     Sources are mixed, and streams shuffled, in an order that follows from the seed of a command's training. Raises a
     `UserError` if there is no text to evaluate on, too little for a block, or most of it unknown to the tokenizer.
@@ -93,7 +94,7 @@ def load_blocks(command: Command, corpus: Corpus, tokenizer: PreTrainedTokenizer
     length, single, seed = mlm_arguments.max_seq_length, corpus_arguments.one_document_per_block, training.seed
     if not corpus.validation:
         raise UserError("There is no text to evaluate on; give --validation_file or a --validation_fraction above 0.")
-    full_only = mlm_arguments.full_blocks_only or model_type in FIXED_LENGTH_MODELS
+    full_only = mlm_arguments.full_blocks_only or fixed_length(config) is not None
 
     def too_short(kind: str) -> UserError:
         hint = "give more of it, or another --validation_fraction"

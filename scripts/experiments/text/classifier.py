@@ -8,6 +8,7 @@ from datasets import Dataset
 from transformers import DataCollatorWithPadding, PreTrainedModel, PreTrainedTokenizerBase
 
 from experiments.adapters import LoraArguments
+from experiments.architectures import fixed_length
 from experiments.arguments import UserError
 from experiments.checkpoints import CheckpointArguments
 from experiments.models import fingerprint_checkpoint, fit_length, load_tokenizer
@@ -30,8 +31,7 @@ def fit_text_classifier(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBa
     Make a model take `max_length` tokens, and its tokenizer give what the model takes; raises as [`fit_length`], and
     a `UserError` for a model that cannot read padded batches.
     """
-    fixed = getattr(model.config, "segment_means_seq_len", None)
-    if fixed and model.config.num_landmarks < fixed:
+    if fixed := fixed_length(model.config):
         raise UserError(
             f"This {type(model).__name__} is linear in the length, for inputs of {fixed} tokens each and without "
             f"padding; --config_overrides num_landmarks={fixed} gives it full attention, which takes any text."
