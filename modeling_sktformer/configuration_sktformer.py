@@ -159,11 +159,12 @@ class SKTformerConfig(PreTrainedConfig):
 
     @classmethod
     def _similar_field(cls, key: str) -> str | None:
-        """The field whose name is almost the key's, or begins with what the key is the plural of: `max_positions`."""
+        """The field whose name is almost the key's, or ends or begins like that plural: `layers`, `max_positions`."""
         fields = cls.__dataclass_fields__
         similar = difflib.get_close_matches(key, fields, n=1, cutoff=0.87)  # not `pad_token`
-        longer = [field for field in fields if key.endswith("s") and field.startswith(f"{key[:-1]}_")]
-        return next(iter(similar + longer), None)
+        ends = [field for field in fields if key.endswith("s") and field.endswith(f"_{key}")]
+        begins = [field for field in fields if key.endswith("s") and field.startswith(f"{key[:-1]}_")]
+        return next(iter(similar + ends + begins), None)
 
     @classmethod
     def from_dict(cls, config_dict, **kwargs):

@@ -139,11 +139,8 @@ class SKTformerForPrediction(SKTformerPreTrainedModel):
 
     def __init__(self, config: SKTformerConfig):
         super().__init__(config)
-        if config.num_landmark_tokens > config.context_length:
-            raise ValueError(
-                f"`num_landmark_tokens` ({config.num_landmark_tokens}) is larger than `context_length` "
-                f"({config.context_length}): there are not as many time steps to sample."
-            )
+        if (num := config.num_landmark_tokens) > (length := config.context_length):
+            raise ValueError(f"`num_landmark_tokens` ({num}) is larger than `context_length` ({length}); sample less.")
         layer_config = copy.deepcopy(config)
         layer_config.max_position_embeddings = config.context_length
         width = 1 if config.channel_independence else config.num_input_channels
@@ -168,16 +165,12 @@ class SKTformerForPrediction(SKTformerPreTrainedModel):
 
     def get_position_embeddings(self) -> nn.Embedding:
         """Refuse with a `NotImplementedError`: a forecaster has none."""
-        raise NotImplementedError(
-            "A forecaster has no position embeddings: filters know which times are how far apart."
-        )
+        raise NotImplementedError("A forecaster has no position embeddings: filters know how far apart times are.")
 
     def resize_position_embeddings(self, *args: Any, **kwargs: Any) -> None:
         """Refuse with a `NotImplementedError`: a forecaster reads contexts of one length."""
-        raise NotImplementedError(
-            f"This forecaster reads contexts of context_length={self.config.context_length} time steps, which its "
-            "forecast is tied to; train another one for another length."
-        )
+        what = f"This forecaster reads contexts of context_length={self.config.context_length} time steps alone"
+        raise NotImplementedError(f"{what}, which its forecast is tied to; train another one for another length.")
 
     @can_return_tuple
     def forward(
@@ -255,8 +248,8 @@ class SKTformerForPrediction(SKTformerPreTrainedModel):
         Forecast what follows on a series, in evaluation mode; set it before, `model.eval()`, where threads share it.
 
         `past_values` of shape `([batch_size,] num_steps, num_input_channels)` holds at least `context_length` time
-        steps, of which the last ones are read, and NaN where a value is missing. Returns a `torch.Tensor` of shape
-        `([batch_size,] prediction_length, num_input_channels)`; a shorter series is a `ValueError`.
+        steps (fewer are a `ValueError`), of which the last ones are read, and NaN where a value is missing. Returns a
+        `torch.Tensor` of shape `([batch_size,] prediction_length, num_input_channels)`, float64 for a series in that.
         """
         if past_values.dim() not in (2, 3) or past_values.shape[-2] < self.config.context_length:
             raise ValueError(
@@ -265,8 +258,10 @@ class SKTformerForPrediction(SKTformerPreTrainedModel):
             )
         if past_values.dim() == 2:
             return self.predict(past_values.unsqueeze(0)).squeeze(0)
-        dtype = torch.promote_types(self.dtype, torch.float32)
         device = past_values.device if self.device.type == "meta" else self.device  # offloaded weights are on none
+        # Of a series far from 0 float32 does not hold the variation; MPS has no float64.
+        own = torch.float32 if device.type == "mps" or not past_values.is_floating_point() else past_values.dtype
+        dtype = torch.promote_types(torch.promote_types(self.dtype, own), torch.float32)
         context = past_values[:, -self.config.context_length :].to(device, dtype)
         if bool(context.isinf().any()):
             raise ValueError("`past_values` has an infinite value; give NaN where a value is missing.")

@@ -23,8 +23,9 @@ from transformers import initialization as init
 from transformers.activations import ACT2FN
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.processing_utils import Unpack
+from transformers.utils import output_capturing
 from transformers.utils.generic import ModelOutput, can_return_tuple
-from transformers.utils.output_capturing import OutputRecorder, capture_outputs
+from transformers.utils.import_utils import is_tracing
 
 from .attention import SkeletonAttention
 from .circle import Circle, choose_circle
@@ -103,11 +104,9 @@ class SKTformerMLP(nn.Module):
         self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        parts = hidden_states.split(self.chunk_size, dim=1) if self.chunk_size > 0 else ()
-        return torch.cat([*map(self._forward_chunk, parts)], dim=1) if parts else self._forward_chunk(hidden_states)
-
-    def _forward_chunk(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        return self.down_proj(self.activation(self.up_proj(hidden_states)))
+        if self.chunk_size > 0 and not is_tracing() and hidden_states.shape[1] > self.chunk_size:
+            return torch.cat([*map(self.forward, hidden_states.split(self.chunk_size, dim=1))], dim=1)
+        return self.down_proj(self.activation(self.up_proj(hidden_states)))  # in one piece in graphs, for all lengths
 
 
 class SKTformerLayer(GradientCheckpointingLayer):
@@ -201,8 +200,8 @@ class SKTformerPreTrainedModel(PreTrainedModel):
     )
     _can_record_outputs = {
         "hidden_states": SKTformerLayer,
-        "attentions": OutputRecorder(SkeletonAttention, index=1),
-        "feature_attentions": OutputRecorder(SkeletonAttention, index=2),
+        "attentions": output_capturing.OutputRecorder(SkeletonAttention, index=1),
+        "feature_attentions": output_capturing.OutputRecorder(SkeletonAttention, index=2),
     }
     # Half precision loses sums of many small steps and small differences; filters are transformed in float32.
     _keep_in_fp32_modules_strict = ["running_mean", "running_var", "filter"]
@@ -346,7 +345,7 @@ class SKTformerPreTrainedModel(PreTrainedModel):
             outputs["landmark_positions"] = self.encoder.landmark_positions(hidden_states.shape[:2], places)
         return outputs
 
-    @capture_outputs
+    @output_capturing.capture_outputs
     def _capture(self, hidden_states: torch.Tensor, token_mask: torch.Tensor | None, **kwargs) -> SKTformerModelOutput:
         asked = {name: value for name, value in kwargs.items() if name.startswith("output_") and value}
         return SKTformerModelOutput(last_hidden_state=self.encoder(hidden_states, token_mask, **asked))
@@ -590,6 +589,9 @@ class SKTformerHeadModel(SKTformerPreTrainedModel):
         returned = captured_outputs(outputs)
         if not shown:
             returned.pop("hidden_states", None)
+        elif reads_layers and (some := output_capturing.selected_hidden_states(shown)) is not None:
+            kept = output_capturing.resolve_hidden_states_indices(self, some, len(outputs.hidden_states))
+            returned["hidden_states"] = tuple(s if n in kept else None for n, s in enumerate(outputs.hidden_states))
         return SKTformerHeadOutput(loss=loss, logits=logits, **returned)
 
     def _flatten_choices(self, *inputs: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:

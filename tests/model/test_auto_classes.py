@@ -324,6 +324,7 @@ def test_another_number_of_labels_on_loading_names_the_way_to_a_new_head(tmp_pat
     [
         ("num_landmarks", "no field `num_landmarks`; did you mean `num_landmark_tokens`"),
         ("hidden_sise", "no field `hidden_sise`; did you mean `hidden_size`"),
+        ("layers", "no field `layers`; did you mean `num_hidden_layers`"),
         ("max_positions", "no field `max_positions`; did you mean `max_position_embeddings`"),
     ],
 )

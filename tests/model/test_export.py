@@ -87,7 +87,8 @@ def test_a_trace_of_full_inputs_reads_masks(model_class):
     ],
 )
 def test_one_exported_graph_serves_every_batch_and_length(model_class, smoother_norm, num_positions):
-    model = make_traced(model_class, smoother_norm=smoother_norm, max_position_embeddings=num_positions).eval()
+    fields = {"smoother_norm": smoother_norm, "max_position_embeddings": num_positions, "chunk_size_feed_forward": 4}
+    model = make_traced(model_class, **fields).eval()
     example = make_batch([12, 7, 3]).inputs("left", 13)
     graph = torch.export.export(model, (), example, dynamic_shapes=DYNAMIC).module()
     for inputs in batches_of(num_positions):

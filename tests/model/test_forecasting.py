@@ -315,6 +315,15 @@ def test_every_weight_has_a_gradient_with_gaps_or_without():
         assert all(weight.grad is not None for weight in model.parameters())
 
 
+@pytest.mark.parametrize("offset", [0, 1e9])
+def test_predict_loses_nothing_of_a_series_in_double_precision(offset):
+    model, series = make_forecaster().float().eval(), 3 * make_series(2, CONTEXT)
+    assert series.dtype == torch.float64
+    forecast = model.predict(series + offset)
+    assert torch.equal(forecast, model(past_values=series + offset).prediction_outputs)
+    assert (forecast - offset - model.predict(series)).abs().max() < 1e-4
+
+
 def test_predict_reads_the_last_steps_and_gaps():
     model = make_forecaster().train()
     series = make_series(2, 20)
@@ -396,7 +405,7 @@ def test_half_precision_spares_the_filters(dtype, tmp_path):
     model = AutoModelForTimeSeriesPrediction.from_pretrained(tmp_path, dtype=dtype)
     for name, parameter in model.named_parameters():
         assert parameter.dtype == (torch.float32 if name.endswith("filter") else dtype)
-    forecast = model.predict(make_series())
+    forecast = model.predict(make_series().float())
     assert forecast.dtype == torch.float32
     assert forecast.isfinite().all()
 

@@ -237,6 +237,17 @@ def test_what_stands_beside_a_sequence_changes_no_bit_of_it(kernels):
 
 
 @pytest.mark.parametrize("kernels", ["auto", "eager"])
+def test_padding_beside_a_whole_sequence_changes_no_bit_of_it(kernels):
+    model = make_model(SKTformerModel, kernels=kernels, max_position_embeddings=40, **FEW_SAMPLES).float()
+    for length in range(2, 41):
+        tokens, mask = torch.randint(1, 20, (2, length)), torch.ones(2, length, dtype=torch.long)
+        with torch.no_grad():
+            beside_whole = model(tokens, attention_mask=mask.clone()).last_hidden_state[0]
+            mask[1, length // 2 :] = 0
+            assert torch.equal(model(tokens, attention_mask=mask).last_hidden_state[0], beside_whole)
+
+
+@pytest.mark.parametrize("kernels", ["auto", "eager"])
 def test_how_many_stand_beside_a_sequence_changes_roundings_alone(kernels):
     first, *others = alone_and_in_batches([2, 3, 4, 8, 13], kernels)
     for other in others:

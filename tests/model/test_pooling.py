@@ -52,6 +52,14 @@ def test_hidden_states_that_a_head_reads_are_returned_where_they_are_asked_for(a
     assert ("hidden_states" in model(**inputs)) is asked
 
 
+@pytest.mark.parametrize(("asked", "places"), [([0, -1, 7], [0, 2]), (1, [1]), ([], [])])
+def test_hidden_states_that_are_selected_are_those_of_any_pooling(asked, places):
+    for pooling in ("layers", "mean"):
+        model = make_model(SKTformerForSequenceClassification, classifier_pooling=pooling)
+        states = model(**make_batch([4]).inputs(), output_hidden_states=asked).get("hidden_states") or ()
+        assert [place for place, state in enumerate(states) if state is not None] == places
+
+
 def test_a_token_alone_has_a_deviation_without_infinite_slopes():
     model = make_model(SKTformerForSequenceClassification, classifier_pooling="mean_std").train()
     batch = make_batch([1, 1])
