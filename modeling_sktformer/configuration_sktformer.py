@@ -162,9 +162,8 @@ class SKTformerConfig(PreTrainedConfig):
         """The field whose name is almost the key's, or ends or begins like that plural: `layers`, `max_positions`."""
         fields = cls.__dataclass_fields__
         similar = difflib.get_close_matches(key, fields, n=1, cutoff=0.87)  # not `pad_token`
-        ends = [field for field in fields if key.endswith("s") and field.endswith(f"_{key}")]
-        begins = [field for field in fields if key.endswith("s") and field.startswith(f"{key[:-1]}_")]
-        return next(iter(similar + ends + begins), None)
+        plural = [f for f in fields if key.endswith("s") and (f.endswith(f"_{key}") or f.startswith(f"{key[:-1]}_"))]
+        return next(iter(similar + plural), None)
 
     @classmethod
     def from_dict(cls, config_dict, **kwargs):

@@ -30,6 +30,7 @@ from transformers import (
 import run_classification
 from experiments import training
 from experiments.arguments import CONFIGURATION, UserError
+from experiments.classification import jobs
 from experiments.classification.labels import SINGLE, Problem
 from experiments.classification.report import write_answers
 from experiments.fine_tuning import FineTuningTrainer
@@ -246,7 +247,7 @@ def test_excerpts_of_novels_are_counted_by_document(run, files, tmp_path, monkey
         lengths.append(texts.max_seq_length)
         return texts.max_seq_length
 
-    monkeypatch.setattr(run_classification, "input_length", note)
+    monkeypatch.setattr(jobs, "input_length", note)
     run("--test_file", files / "test" / "*.txt", "--do_predict", "--output_dir", tmp_path / "later", model=folder)
     assert {*lengths} == {12}
     # The card leaves out what names a place, and nothing that only sounds like it.
