@@ -159,7 +159,7 @@ class SKTformerConfig(PreTrainedConfig):
 
     @classmethod
     def _similar_field(cls, key: str) -> str | None:
-        """The field whose name is almost the key's, or ends or begins like that plural: `layers`, `max_positions`."""
+        """The field whose name is almost the key's, or ends with a plural or begins with what it is the plural of."""
         fields = cls.__dataclass_fields__
         similar = difflib.get_close_matches(key, fields, n=1, cutoff=0.87)  # not `pad_token`
         plural = [f for f in fields if key.endswith("s") and (f.endswith(f"_{key}") or f.startswith(f"{key[:-1]}_"))]

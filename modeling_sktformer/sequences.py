@@ -26,7 +26,7 @@ class Sequences(NamedTuple):
         if token_mask is None:
             return cls(length)
         num_tokens = token_mask.sum(dim=-1)
-        # Rounded as Python's is, which a batch gets whose mask is read and found to keep every token.
+        # In float32 rounded as Python's is, which a batch gets whose mask is read and found to keep every token.
         wide = torch.float64 if can_be_read(token_mask) else torch.promote_types(dtype, torch.float32)
         scale = num_tokens.clamp(min=1).to(wide).rsqrt().to(dtype)
         return cls(length, token_mask, num_tokens, (token_mask * scale.unsqueeze(1)).unsqueeze(1))

@@ -488,6 +488,8 @@ def test_accuracy_counts_every_example_once(run, tmp_path):
 
     measured = compute_metrics(EvalPrediction(logits, examples.labels))
     assert measured == {"score": found[0], "accuracy": found[0]}
+    with pytest.raises(UserError, match="not finite"):
+        compute_metrics(EvalPrediction(logits * np.nan, examples.labels))
 
 
 @pytest.mark.parametrize("model_type", ["bert", "fnet", "nystromformer", "longformer"])

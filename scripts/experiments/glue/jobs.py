@@ -45,8 +45,8 @@ def task_identity(
     if mnli and start:
         mnli = fingerprint_checkpoint(start.model_name_or_path)
     elif mnli:
-        file = Path(training.output_dir) / task.name / RUN_FILE
-        mnli = read_json(file)["decides"].get("mnli_checkpoint") if file.is_file() else mnli
+        recorded = read_json(Path(training.output_dir) / task.name / RUN_FILE, {"decides": {"mnli_checkpoint": mnli}})
+        mnli = recorded["decides"].get("mnli_checkpoint")
     return {
         "task_name": task.name,
         "data": fine_tuning.fingerprint_rows(*splits.values()),
