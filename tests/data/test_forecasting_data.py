@@ -63,12 +63,30 @@ def test_times_that_are_the_index_of_a_parquet_file_are_read(tmp_path, name):
         read_file(str(tmp_path / "back.parquet"), None, None)
 
 
+def test_whatever_pandas_keeps_as_the_index_of_a_parquet_file_is_read(tmp_path):
+    file = tmp_path / "s.parquet"
+    values = table()[["a", "b"]]
+    for index in (pd.Index(table()["date"], name=None), pd.period_range("2024-01", periods=50, freq="M")):
+        values.set_index(index).to_parquet(file)
+        series = read_file(str(file), None, None)
+        assert (series.columns, series.timestamp_column) == (["a", "b"], "date")
+    values.drop(index=[7, 8]).to_parquet(file)  # which numbers the rows that are left
+    assert read_file(str(file), None, None).columns == ["a", "b"]
+    levels = pd.MultiIndex.from_product([["x", "y"], pd.date_range("2024-01-01", periods=25)], names=["of", "date"])
+    values.set_index(levels).to_parquet(file)
+    with pytest.raises(UserError, match="is before that of the row above"):
+        read_file(str(file), None, None)
+
+
 def test_the_index_that_a_file_was_written_with_is_no_channel(tmp_path):
     table().to_csv(tmp_path / "s.csv")
     series = read_file(str(tmp_path / "s.csv"), None, None)
     assert series.columns == ["a", "b"]
-    assert series.notes == ("Its first column has no name and numbers the rows: it is left out.",)
+    assert series.notes == ("A column without a name numbers the rows: it is left out.",)
     assert read_file(str(tmp_path / "s.csv"), None, ["Unnamed: 0", "a"]).columns == ["Unnamed: 0", "a"]
+    from_library = table()[["a", "b"]].assign(__index_level_0__=np.arange(50)[::-1])  # as other readers name it
+    series = make_series("s", from_library, None, None)
+    assert (series.columns, series.is_whole) == (["a", "b"], True)
     table(c=1.5)[["c", "date", "a"]].rename(columns={"c": ""}).to_csv(tmp_path / "c.csv", index=False)
     assert len(read_file(str(tmp_path / "c.csv"), None, None).columns) == 2
 
@@ -296,6 +314,28 @@ def test_dates_are_read_with_the_day_first_where_they_go_on_evenly_like_that(fre
     assert make_series("s", table(date=times.strftime("%m/%d/%Y")), None, None).following_timestamps(1) == [following]
 
 
+@pytest.mark.parametrize("written", ["%d/%m/%Y %H:%M", "%m/%d/%Y %H:%M"])
+def test_hours_of_which_one_lacks_are_read_in_the_order_of_their_days(written):
+    """Of the first twelve days of a month, which could be months."""
+    times = pd.date_range("2024-02-01", periods=288, freq="h").strftime(written)
+    series = make_series("s", table(288, date=times).drop(index=50), None, None)
+    assert (len(series.values), series.num_gaps) == (288, 2)
+    assert series.following_timestamps(1) == ["2024-02-13 00:00:00"]
+
+
+@pytest.mark.parametrize("frequency", ["D", "MS", "B"])
+@pytest.mark.parametrize("written", [lambda time: time, lambda time: time.isoformat()])
+def test_days_are_those_of_the_place(frequency, written):
+    """A day in spring has 23 hours there."""
+    times = pd.date_range("2024-02-01", periods=60, freq=frequency, tz="Europe/Berlin")
+    rows = table(60, date=[written(time) for time in times])
+    for missing in ([], [5], [50]):
+        series = make_series("s", rows.drop(index=missing), None, None)
+        assert (len(series.values), series.num_gaps) == (60, 2 * len(missing))
+        after = pd.date_range(times[-1], periods=2, freq=frequency)[1]
+        assert series.following_timestamps(1) == [str(after.date())]
+
+
 def test_time_goes_on_across_daylight_saving():
     times = pd.date_range("2024-03-30", periods=50, freq="h", tz="Europe/Berlin")
     series = make_series("s", table(date=[time.isoformat() for time in times]), None, None)
@@ -465,15 +505,21 @@ def test_published_rows_are_complete():
     assert BENCHMARKS["exchange"].published_at(96, 96)["FEDformer (published)"] == {"mse": 0.139}
 
 
-def test_the_scale_is_the_training_part_s():
+def test_the_scale_is_the_training_part_s(caplog):
     series = make_series("s", table(100, b=[3.0] * 100), None, None)
     scaler, windows = make_parts(series, 5, 2)
+    assert "s: b, constant in the part for training, is not scaled." in caplog.text
     assert scaler.mean == [34.5, 3.0]
     np.testing.assert_allclose(scaler.std, [np.arange(70).std(), 1.0])
     values = windows["train"].values
     np.testing.assert_allclose(values[:70, 0].mean(), 0, atol=1e-6)
     assert (values[:, 1] == 0).all()
     np.testing.assert_allclose(scaler.restore(scaler.apply(series)), series.values)
+
+
+def test_values_without_a_finite_deviation_are_refused():
+    with pytest.raises(UserError, match="s: a has values too large for a deviation; give it other units"):
+        make_parts(make_series("s", table(100, a=np.arange(100) * 1e200), None, None), 5, 2)
 
 
 def test_small_units_are_no_constants():

@@ -5,6 +5,7 @@ import pickle
 import tarfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +133,17 @@ def test_pictures_are_read_from_every_form(arrays, tmp_path):
     assert len({parts["test"].fingerprint() for parts in forms}) == 1
 
 
+def test_colours_become_the_same_grey_on_every_processor(arrays):
+    """Sums of fractions would be rounded on the way, so that halves go up or down by their order."""
+    colours = np.moveaxis(np.mgrid[0:256:5, 0:256:5, 0:256], 0, -1).reshape(-1, 3)
+    weighed = colours @ np.array([2989, 5870, 1140])
+    halves = weighed % 10_000 == 5000
+    train, *others = arrays
+    train[0] = np.resize(colours[halves], (32, 32, 3))
+    grey = images.split_images((train, *others), "pictures")["train"].sequence(0).tolist()
+    assert grey == np.resize([round(Fraction(int(value), 10_000)) for value in weighed[halves]], 1024).tolist()
+
+
 def test_noise_is_uniform_bounded_and_seeded(arrays):
     parts = images.split_images(arrays, "here")
     noisy = images.add_noise(parts, 8, seed=1)
@@ -234,6 +246,7 @@ def test_pictures_that_are_none_are_refused(arrays, tmp_path):
     np.savez(tmp_path / "i.npz", **wholes | {"x_train": train.astype(str)})
     np.savez(tmp_path / "j.npz", **wholes | {"x_train": train.reshape(50, 16, 64, 3)})
     np.savez(tmp_path / "k.npz", **wholes | {"x_test": test[..., 0].reshape(10, 64, 16)})
+    np.savez(tmp_path / "l.npz", **wholes | {"y_test": test_labels[1:]})
     (tmp_path / "d.tar.gz").write_bytes(b"no archive")
     (tmp_path / "e").mkdir()
 
@@ -246,7 +259,8 @@ def test_pictures_that_are_none_are_refused(arrays, tmp_path):
     for name, message in (
         ("a.npz", "has no y_train, x_test, y_test"),
         ("b.npz", "pictures of 512 pixels; they must be 32 x 32"),
-        ("c.npz", "labels that do not fit"),
+        ("c.npz", "the label 10 for train; labels must be whole, from 0 to 9"),
+        ("l.npz", "has 10 pictures for test and 9 labels"),
         ("d.tar.gz", "cannot be read as pictures"),
         ("f.npz", "pixels from 0 to 1; they must be whole, from 0 to 255"),
         ("g.npz", "pixels from -128 to 127; they must"),

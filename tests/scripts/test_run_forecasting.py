@@ -243,8 +243,11 @@ def test_metrics_do_not_depend_on_the_batch(run, tmp_path, model_type):
         assert metrics["eval_test_samples"] == 45
         measured.append([metrics[f"eval_test_{name}"] for name in ("mse", "mae", "legacy_mse", "legacy_mae")])
     np.testing.assert_allclose(measured, [measured[0]] * 4, rtol=1e-6)
-    assert "over some of the windows" in (tmp_path / "batch-7" / "forecasting.md").read_text()
-    assert "over all windows" in (tmp_path / "run" / "forecasting.md").read_text()  # trained on some
+    some, every = ((tmp_path / name / "forecasting.md").read_text() for name in ("batch-7", "run"))
+    assert "over some of the windows" in some
+    assert report.LEGACY not in some  # the last of these are not those that batches drop
+    assert "over all windows" in every  # trained on some
+    assert report.LEGACY in every
 
 
 def test_a_series_of_one_s_own_is_continued_unless_a_stage_is_named(run, tmp_path):
@@ -637,9 +640,8 @@ def test_what_a_forecaster_was_trained_on_is_not_what_it_is_measured_by(run, tmp
     assert metrics_of(tmp_path / "seen")["eval_test_samples"] > metrics_of(tmp_path / "run")["eval_test_samples"]
 
 
-def test_published_errors_are_of_all_channels(run, tmp_path):
+def test_published_errors_are_of_the_whole_series(run, tmp_path, capsys):
     (tmp_path / "series").mkdir()
-    write_series(tmp_path / "series" / "exchange_rate.csv", num_rows=1200)
     flags = [
         "--task_name",
         "exchange",
@@ -650,9 +652,14 @@ def test_published_errors_are_of_all_channels(run, tmp_path):
         "--do_train",
     ]
     lengths = ["--context_length", "96", "--prediction_length", "96", "--max_steps", "1"]
-    for name, targets in (("all", []), ("one", ["--target_columns", "north"])):
+    only = ["--target_columns", "north"]
+    for name, num_rows, targets in (("all", 7588, []), ("one", 7588, only), ("cut", 1200, [])):
+        write_series(tmp_path / "series" / "exchange_rate.csv", num_rows=num_rows)
         run(*flags, *lengths, *targets, name=name)
         assert bool(metrics_of(tmp_path / name, 96)["published"]) == (name == "all")
+        note = "It has 1,200 time steps, and the public series 7,588"
+        for text in (capsys.readouterr().out, (tmp_path / name / "forecasting.md").read_text()):
+            assert (note in text) == (name == "cut")
 
 
 def test_a_run_is_uploaded_again_with_its_report(run, tmp_path, monkeypatch):

@@ -59,6 +59,7 @@ class Benchmark:
         season (`int`): Time steps after which it is most like itself.
         steps_per_month (`int`, *optional*):
             Of the ETT series, which are split into 12, 4 and 4 months of 30 days; the others are split 7 : 1 : 2.
+        num_steps (`int`, *optional*): Time steps of the others, whose number says where they are split.
         context_length (`int`), horizons (`tuple` of `int`): Time steps that are read and forecast.
     """
 
@@ -66,6 +67,7 @@ class Benchmark:
     file: str
     season: int
     steps_per_month: int | None = None
+    num_steps: int | None = None
     context_length: int = 96
     horizons: tuple[int, ...] = HORIZONS
 
@@ -91,11 +93,13 @@ def _published(series: str) -> Published:
 
 BENCHMARKS = {
     "ettm2": Benchmark("ETTm2", "ETTm2", season=96, steps_per_month=30 * 24 * 4),
-    "electricity": Benchmark("Electricity", "electricity", season=24),
-    "exchange": Benchmark("Exchange", "exchange_rate", season=5),
-    "traffic": Benchmark("Traffic", "traffic", season=24),
-    "weather": Benchmark("Weather", "weather", season=144),
-    "ili": Benchmark("ILI", "national_illness", season=52, context_length=36, horizons=(24, 36, 48, 60)),
+    "electricity": Benchmark("Electricity", "electricity", season=24, num_steps=26_304),
+    "exchange": Benchmark("Exchange", "exchange_rate", season=5, num_steps=7588),
+    "traffic": Benchmark("Traffic", "traffic", season=24, num_steps=17_544),
+    "weather": Benchmark("Weather", "weather", season=144, num_steps=52_696),
+    "ili": Benchmark(
+        "ILI", "national_illness", season=52, num_steps=966, context_length=36, horizons=(24, 36, 48, 60)
+    ),
     "etth1": Benchmark("ETTh1", "ETTh1", season=24, steps_per_month=30 * 24),
     "etth2": Benchmark("ETTh2", "ETTh2", season=24, steps_per_month=30 * 24),
     "ettm1": Benchmark("ETTm1", "ETTm1", season=96, steps_per_month=30 * 24 * 4),

@@ -26,11 +26,13 @@ _NUMBERED = _DIGITS | {"s": (10**8, 19 * 10**8), "ms": (3 * 10**11, 19 * 10**11)
 
 
 def _read_parquet(file: Path) -> pd.DataFrame:
-    """A table with the times that pandas keeps as its index, as a column."""
+    """A table with what pandas keeps as its index, times or names, as columns; numbers without a name are of rows."""
     table = pd.read_parquet(file)
-    if not isinstance(table.index, pd.DatetimeIndex):
-        return table
-    return table.rename_axis(index=table.index.name or _TIMESTAMPS[0]).reset_index()
+    if table.index.names == [None]:
+        if pd.api.types.is_integer_dtype(table.index):
+            return table
+        table.index.name = _TIMESTAMPS[0]
+    return table.reset_index()
 
 
 # No column stands for the rows: fields that have no name would be taken for it.
@@ -56,7 +58,7 @@ class Series:
         timestamps (`pd.DatetimeIndex`, *optional*): When each step was.
         timestamp_column (`str`, *optional*): Where that was read; "none" where it was not to be.
         notes (`tuple` of `str`): What was done to it.
-        is_whole (`bool`): Whether it has all channels of its source.
+        is_whole (`bool`): Whether it has all channels and, where it is a public one, all time steps of its source.
     """
 
     source: str
@@ -215,9 +217,9 @@ def make_series(
         times = _read_timestamps(source, table[found[0]], rows_are_steps, is_sure=named is not None)
         if times is None:
             notes.append(f"Its column {found[0]} holds numbers and no dates: steps are numbered.")
-    numbering = [] if target_columns else [name for name in table.columns[:1] if _numbers_the_rows(table[name])]
+    numbering = [] if target_columns else [name for name in table.columns if _numbers_the_rows(table[name])]
     if numbering:
-        notes.append("Its first column has no name and numbers the rows: it is left out.")
+        notes.append("A column without a name numbers the rows: it is left out.")
     columns = list(target_columns or [name for name in table.columns if name not in (*found, *numbering)])
     if not columns or set(columns) & set(found) or len(set(columns)) < len(columns):
         raise UserError(f"{source}: name each column to forecast once with --target_columns; {there}.")
@@ -229,9 +231,11 @@ def make_series(
 
 
 def _numbers_the_rows(column: pd.Series) -> bool:
-    """Whether it is the index of a table as `to_csv` writes it."""
-    unnamed = column.name in ("", "Unnamed: 0") and pd.api.types.is_integer_dtype(column)
-    return bool(unnamed and (column.diff().iloc[1:] == 1).all())
+    """Whether it is the index of a table as `to_csv` writes it, or `to_parquet` under a name of its own."""
+    if not pd.api.types.is_integer_dtype(column):
+        return False
+    is_unnamed = column.name in ("", "Unnamed: 0") and bool((column.diff().iloc[1:] == 1).all())
+    return is_unnamed or column.name == "__index_level_0__"
 
 
 def _read_numbers(source: str, column: pd.Series) -> np.ndarray:
@@ -294,24 +298,34 @@ def _read_timestamps(
                 f"{source}: the timestamp of row {rows[0] + 2}, {times.iloc[rows[0] + 1]}, {what} that of the row "
                 "above; sort the rows and keep one for each time."
             )
-    return pd.DatetimeIndex(times)
+    return pd.DatetimeIndex(times.dt.tz_localize(None) if _is_of_days(times) else times)
+
+
+def _is_of_days(times: pd.Series) -> bool:
+    """Whether time steps are days or longer: those of the place, where a day in spring has 23 hours."""
+    return bool(times.diff().median() >= pd.Timedelta(days=1))
 
 
 def _parse_dates(column: pd.Series) -> pd.Series:
-    """Dates as they are usually read, or with the day before the month if they go on evenly like that alone."""
+    """Dates as they are usually read, or with the day before the month if they go on more evenly like that."""
     read: list[pd.Series] = []
-    for day_first in (False, True):
+    for parse in (partial(pd.to_datetime, errors="coerce", format="mixed", dayfirst=flag) for flag in (False, True)):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of dates that can only be read the other way
             try:
-                read.append(pd.to_datetime(column, errors="coerce", format="mixed", dayfirst=day_first))
-            except ValueError:  # across daylight saving, with its two distances from UTC
-                read.append(pd.to_datetime(column, errors="coerce", format="mixed", dayfirst=day_first, utc=True))
+                read.append(parse(column))
+            except ValueError:  # across daylight saving, with its two distances from UTC, in which hours are even
+                times = parse(column, utc=True)
+                if _is_of_days(times):
+                    times = pd.Series([parse(date).tz_localize(None) for date in column], column.index)
+                read.append(times)
     even = [times for times in read if times.notna().all() and _frequency(pd.DatetimeIndex(times)) is not None]
     # Of a few rows with a gap days are told from months by nothing.
     long = [times for times in read if len(times) > 12 and times.notna().all()]
     monthly = [times for times in long if _months(pd.DatetimeIndex(times)) is not None]
     rising = [times for times in read if times.is_monotonic_increasing and times.is_unique]
+    if len(column) > 12:
+        rising.sort(key=lambda times: times.diff().value_counts().iloc[0], reverse=True)
     return [*even, *monthly, *rising, *read][0]
 
 

@@ -2,8 +2,9 @@
 
 import hashlib
 import json
+import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
@@ -16,6 +17,8 @@ from experiments.forecasting.benchmarks import BENCHMARKS, HUB_DATASET, Benchmar
 from experiments.forecasting.series import Series, make_synthetic, read_file, read_hub
 from experiments.results import write_json
 
+
+logger = logging.getLogger(__name__)
 
 PARTS = ("train", "validation", "test")
 SPLIT = [0.7, 0.1, 0.2]  # of Informer and its successors
@@ -114,7 +117,8 @@ class Scaler:
     def fit(cls, series: Series, stop: int, split_fractions: list[float] | None = None) -> "Scaler":
         """
         The scale of the first `stop` steps; a channel that is constant there is left in its units, and one without a
-        value there is a `UserError`. Of fractions that have chosen these steps a note is kept.
+        value there, or without a finite deviation, is a `UserError`. Of fractions that have chosen these steps a note
+        is kept.
         """
         part = series.values[:stop]
         if not len(part):
@@ -125,9 +129,17 @@ class Scaler:
             if not known:
                 what = f"no value of {name} was observed in the part for training, by which it is scaled"
                 raise UserError(f"{series.source}: {what}; leave it out with --target_columns.")
-        mean, std = np.nanmean(part, axis=0), np.nanstd(part, axis=0)
+        with np.errstate(over="ignore"):
+            mean, std = np.nanmean(part, axis=0), np.nanstd(part, axis=0)
         # A constant's deviation is rounding.
-        std = np.where(std > 1e-12 * np.abs(mean), std, 1)
+        is_constant = std <= 1e-12 * np.abs(mean)
+        if is_constant.any():
+            names = ", ".join(np.array(series.columns)[is_constant])
+            logger.warning("%s: %s, constant in the part for training, is not scaled.", series.source, names)
+        std = np.where(is_constant, 1, std)
+        for name, is_finite in zip(series.columns, np.isfinite(mean) & np.isfinite(std), strict=True):
+            if not is_finite:
+                raise UserError(f"{series.source}: {name} has values too large for a deviation; give it other units.")
         return cls(series.columns, mean.tolist(), std.tolist(), series.timestamp_column, split_fractions)
 
     def apply(self, series: Series) -> np.ndarray:
@@ -179,6 +191,10 @@ def read_series(arguments: SeriesArguments) -> Series:
         series = read_hub(arguments.dataset_name, arguments.dataset_config_name, revision, cache, *columns)
     else:
         series = make_synthetic(arguments.synthetic_steps, arguments.synthetic_seed, *columns)
+    if benchmark and benchmark.num_steps not in (None, len(series.values)):
+        counts = f"{len(series.values):,} time steps, and the public series {benchmark.num_steps:,}"
+        note = f"It has {counts}: its parts are others, and no published errors stand beside it."
+        series = replace(series, notes=(*series.notes, note), is_whole=False)
     if series.num_gaps and not arguments.mask_missing:
         row, column = np.argwhere(np.isnan(series.values))[0]
         when = f"in time step {row + 1}" + (f" ({series.timestamps[row]})" if series.timestamps is not None else "")

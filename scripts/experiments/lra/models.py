@@ -163,7 +163,7 @@ def build_model(
     if (longest := longest_input(model) or max_length) < max_length:
         hint = "take another one"
         if not task.is_picture:
-            shorter = f"{hint}, or no longer expressions, which --min_length and --max_length make"
+            shorter = f"{hint}, or no longer expressions, which --max_length makes where they are generated"
             hint = f"give --max_seq_length {longest}" if task.can_be_cut else shorter
         raise UserError(f"The model {name} takes {longest} tokens, not {max_length}; {hint}.")
     if (fixed := fixed_length(model.config)) and (is_padded or max_length != fixed):
