@@ -248,8 +248,8 @@ class SKTformerForPrediction(SKTformerPreTrainedModel):
         Forecast what follows on a series, in evaluation mode; set it before, `model.eval()`, where threads share it.
 
         `past_values` of shape `([batch_size,] num_steps, num_input_channels)` holds at least `context_length` time
-        steps (fewer are a `ValueError`), of which the last ones are read, and NaN where a value is missing. Returns a
-        `torch.Tensor` of shape `([batch_size,] prediction_length, num_input_channels)`, float64 for one in that but on MPS.
+        steps (fewer are a `ValueError`), of which the last ones are read, and NaN where a value is missing. Returns
+        `([batch_size,] prediction_length, num_input_channels)`, float64 for a float64 series but on MPS.
         """
         if past_values.dim() not in (2, 3) or past_values.shape[-2] < self.config.context_length:
             raise ValueError(

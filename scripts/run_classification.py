@@ -82,7 +82,7 @@ def main() -> None:
     check_known(count_tokens(splits[first], len(tokenizer)), tokenizer, f"the texts for {first}")
     job = jobs.make_job(command, data, splits, collator) if "validation" in splits else None
     finished = job and check_job(folder, job.identity, training, command.paths())
-    if only_predicts:
+    if only_predicts or finished:
         check_writable(folder, "output_dir")
     progress.announce_run(
         command,
@@ -107,7 +107,7 @@ def main() -> None:
             model = jobs.load_model(command, best, data.problem, tokenizer, trains=False)
     results = jobs.answer(command, model, data, splits, collator, baselines)
     if training.should_save:
-        print(write_report(folder, results, is_added=only_predicts), end="")
+        print(write_report(folder, results, is_added=only_predicts, predicts="test" in data.parts), end="")
     if job:  # again, with what has been written since
         progress.upload_run(training, folder, "Evaluated")
 

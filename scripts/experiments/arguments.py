@@ -18,6 +18,7 @@ import os
 import re
 import shlex
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -50,6 +51,8 @@ _PLACES = (
 )
 # Types of numbers that need an accelerator: a recipe may ask for them and be used where there is none.
 _PRECISIONS = ("bf16", "fp16")
+# What libraries say where a disk is full, without the system's number for it; the last one is PyTorch.
+_DISK_FULL = ("No space left", "inline_container.cc")
 
 
 class UserError(ValueError):
@@ -165,10 +168,13 @@ class Command:
         return name in (self.given if "recipe" in typed else typed)
 
     def paths(self) -> list[str]:
-        """Whatever may name something on the disk that is read: all words of all flags but the folders written to."""
+        """
+        Whatever may name something on the disk that is read: recipes, and all words of all flags but the folders
+        written to.
+        """
         values = [value for group in self.groups for name, value in vars(group).items() if name not in _WRITTEN]
         words = [word for value in values for word in (value if isinstance(value, list) else [value])]
-        return [word for word in words if isinstance(word, str)]
+        return self.recipes + [word for word in words if isinstance(word, str)]
 
 
 def parse_command(
@@ -212,6 +218,12 @@ def parse_command(
         said = recipe | dict.fromkeys(is_no, "no")
         merged = merge_recipes(without_rivals(merged, path, said), said)
     typed = flag_values(flags)
+    said = Counter(word.partition("=")[0].lstrip("-").replace("-", "_") for word in flags if word.startswith("--"))
+    for name, count in said.items():
+        if count > 1 and name in actions and (actions[name].nargs in ("+", "*") or name == _OVERRIDES):
+            raise UserError(
+                f"--{name} stands {count} times, of which the last would count; give all values behind one."
+            )
     merged, notes = without_rivals(merged, "The command line", typed), []
     # A recipe with --use_cpu, as a run records it, means its number type.
     for key in () if torch.accelerator.is_available() or merged.get("use_cpu") else _PRECISIONS:
@@ -329,7 +341,8 @@ def run_script(main: Callable[[], None]) -> None:
     except KeyboardInterrupt:
         _exit(130, "interrupted; the same command goes on from what is finished.")
     except Exception as error:
-        if getattr(error, "errno", None) != errno.ENOSPC and "No space left" not in str(error):
+        is_full = getattr(error, "errno", None) == errno.ENOSPC or any(sign in str(error) for sign in _DISK_FULL)
+        if not is_full:
             raise
         _exit(2, "error: the disk is full; make room, and the same command goes on from what is finished.")
 

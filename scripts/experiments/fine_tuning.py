@@ -34,7 +34,7 @@ from accelerate import PartialState
 from datasets import Dataset
 from tqdm import tqdm
 from transformers import EarlyStoppingCallback, EvalPrediction, PreTrainedModel, set_seed
-from transformers.trainer_pt_utils import get_model_param_count
+from transformers.trainer_pt_utils import find_batch_size, get_model_param_count
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, IntervalStrategy
 
 from experiments import training as progress
@@ -76,6 +76,19 @@ class FineTuningTrainer(ExperimentTrainer):
         # Most do not, and accumulating gradients over n batches would then multiply their gradients by n.
         self.model_accepts_loss_kwargs = False
 
+    def prediction_step(
+        self, model: Any, inputs: Any, prediction_loss_only: bool, ignore_keys: Any = None
+    ) -> tuple[Any, Any, Any]:
+        """As the Trainer's; where the last batch was filled up, its loss is without what that was done with."""
+        loss, logits, labels = super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)
+        state, size = self.accelerator.gradient_state, find_batch_size(inputs)
+        is_last = state.end_of_dataloader and state.remainder > 0
+        if loss is not None and self.args.world_size > 1 and is_last:
+            own = min(max(state.remainder - self.args.process_index * size, 1), size)  # of none one, which is dropped
+            rows = {name: values[:own] for name, values in inputs.items()}
+            loss, *_ = super().prediction_step(model, rows, True, ignore_keys)
+        return loss, logits, labels
+
     def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
         is_new = self.optimizer is None
         optimizer, model = super().create_optimizer(*args, **kwargs), self.accelerator.unwrap_model(self.model)
@@ -115,9 +128,6 @@ class BestOnEvaluation(EarlyStoppingCallback):
         self._begins_at = state.global_step
         vars(self).update(state.stateful_callbacks[type(self).__name__]["attributes"])
         control.should_training_stop = self.early_stopping_patience_counter >= self.early_stopping_patience
-        best = Path(args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{state.best_global_step}"
-        if best.is_dir():  # also where the whole folder has moved
-            state.best_model_checkpoint = str(best)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any, **kwargs: Any) -> None:  # type: ignore[override]
         # Of the first evaluation part; the metrics of the others have other names. What is measured before the first

@@ -107,12 +107,13 @@ def check_run_folder(
         state = "finished"
     if not overwrite or state in ("new", "resumed"):
         return state
+    own = (folder / ARGUMENTS_FILE).resolve()  # a recipe that is written again
     # A data set may be written path:config.
     names = [os.path.expanduser(name) for word in inputs for name in (word, word.partition(":")[0]) if name]
     found = [path for name in names for path in glob.glob(name, recursive=True)]
     for path in map(Path, [os.getcwd(), *names, *found]):
         # Not path.exists(), which raises for words that are too long for a name, as a model's fields are.
-        if os.path.exists(path) and path.resolve().is_relative_to(folder.resolve()):
+        if os.path.exists(path) and path.resolve() != own and path.resolve().is_relative_to(folder.resolve()):
             raise UserError(f"--overwrite would delete {path}, which this run needs; choose another --output_dir.")
     return "new"
 

@@ -56,7 +56,8 @@ class Run:
         named += [recipe for recipe in recipes if recipe not in named]
         # Whoever looks into the folder of a finished run touches its .lock.
         files = [file for path in map(Path, named) for file in (path, *sorted(path.rglob("[!.]*")))]
-        state: list[Any] = [self.arguments, [(str(file), file.stat().st_mtime_ns) for file in files if file.is_file()]]
+        marks = [(str(file), file.stat().st_mtime_ns, file.stat().st_size) for file in files if file.is_file()]
+        state: list[Any] = [self.arguments, marks]
         # Presets are named without their folder, by recipes too.
         said = "\n".join([*words, *(Path(recipe).read_text(encoding="utf-8") for recipe in recipes)])
         state += [preset.read_bytes() for preset in sorted(_PRESETS.glob("*.json")) if preset.stem in said]

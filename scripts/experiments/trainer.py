@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_pt_utils import LengthGroupedSampler
-from transformers.trainer_utils import EvalLoopOutput, SchedulerType
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, EvalLoopOutput, SchedulerType
 
 from experiments.arguments import UserError, explained
 from experiments.training import global_batch
@@ -112,7 +112,8 @@ class ExperimentTrainer(Trainer):
         for name in ("loss", "eval_loss"):
             if not math.isfinite(logs.get(name, 0.0)):
                 what = f"Training has diverged: {name} is {logs[name]} at step {self.state.global_step}"
-                remedy = f"lower --learning_rate ({self.args.learning_rate:g}) or raise --warmup_steps"
+                name = "search_learning_rates" if getattr(self.args, "search", False) else "learning_rate"
+                remedy = f"lower --{name} ({self.args.learning_rate:g}) or raise --warmup_steps"
                 raise UserError(f"{what}; {remedy}. No model was saved.")
         best = (self.args.metric_for_best_model or "loss").removeprefix("eval_")
         if "eval_loss" in logs and f"eval_{best}" not in logs:
@@ -125,6 +126,9 @@ class ExperimentTrainer(Trainer):
     def _init_training_state(self, max_steps: int, *args: Any, **kwargs: Any) -> tuple[int, int]:
         found = super()._init_training_state(max_steps, *args, **kwargs)
         self.state.compute_steps(self.args, max_steps)  # of this start, not of the one that left the checkpoint
+        best = Path(str(self.args.output_dir)) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.best_global_step}"
+        if best.is_dir():  # also where the whole folder has moved
+            self.state.best_model_checkpoint = str(best)
         return found
 
     def _finalize_training(self, *args: Any, **kwargs: Any) -> Any:

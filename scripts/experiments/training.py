@@ -106,9 +106,15 @@ class RunArguments(TrainingArguments):
             remedy = "lower --per_device_train_batch_size, which --global_batch_size leaves the batch of a step"
             raise UserError(f"--auto_find_batch_size would change the batch on the way, and so the run; {remedy}.")
         sharing = cast(AcceleratorConfig, self.accelerator_config)
-        if sharing.split_batches or not sharing.even_batches:
-            unused = "split_batches" if sharing.split_batches else "even_batches"
-            raise UserError(f"--accelerator_config would change the batch of a step by {unused}; leave that out.")
+        usual = {"split_batches": False, "even_batches": True, "use_seedable_sampler": True}
+        if changed := [name for name, value in usual.items() if getattr(sharing, name) != value]:
+            raise UserError(
+                f"--accelerator_config would change the batches by {' and '.join(changed)}; leave that out."
+            )
+        if self.ignore_data_skip:
+            raise UserError(
+                "--ignore_data_skip would give a run that goes on other data than a whole one; leave it out."
+            )
         if self.load_best_model_at_end and self.save_strategy == "steps" and self.eval_steps != self.save_steps:
             steps = f"make --eval_steps {self.eval_steps:g} and --save_steps {self.save_steps:g} the same"
             raise UserError(f"--load_best_model_at_end takes a model that was measured and saved: {steps}.")

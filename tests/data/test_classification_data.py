@@ -1,6 +1,7 @@
 """A user's own texts: found, read, checked, cut and split; metrics and baselines."""
 
 import json
+import os
 import random
 import warnings
 from contextlib import nullcontext
@@ -262,6 +263,13 @@ def test_bad_files_are_one_line(write, load, name):
         load(train_file=path, **flags)
     assert path in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_another_table_of_the_same_name_and_time_is_read(write, load):
+    for labels in (["a", "b"] * 4, ["x", "y", "z"] * 4):
+        file = write(rows_of(labels))
+        os.utime(file, (1, 1))
+        assert load(train_file=file).problem.labels == tuple(sorted(set(labels)))
 
 
 def test_files_that_do_not_go_together_are_one_line(write, load):

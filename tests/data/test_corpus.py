@@ -1,6 +1,7 @@
 """The text of pretraining: flags, files, data sets, and what goes wrong with them."""
 
 import json
+import os
 import random
 import shutil
 from pathlib import Path
@@ -34,6 +35,18 @@ def test_every_kind_of_file_is_read(tmp_path, streaming):
         assert list(corpus.train[0]) == rows, "a source can be read again"
         assert corpus.validation == []
         assert corpus.train[0].document_unit == ("blank_line" if suffix == "txt" else "row")
+
+
+def test_other_text_of_the_same_name_and_time_is_read(tmp_path):
+    """As archives and copies that keep times leave it."""
+    file, folder = tmp_path / "a.txt", tmp_path / "folder"
+    for text in ("balan comer", "dunit"):
+        for path in (file, folder / "train.txt"):
+            write(path, text)
+            os.utime(path, (1, 1))
+        for source in ({"train_file": [str(file)]}, {"datasets": [str(folder)]}):
+            corpus = load(tmp_path, validation_fraction=0, **source)
+            assert list(corpus.train[0]) == [text]
 
 
 @pytest.mark.parametrize("streaming", [False, True])
@@ -319,6 +332,7 @@ def flags_of_mistake(name: str, folder: Path) -> dict:
     flags: dict[str, dict] = {
         "missing file": {"train_file": [str(folder / "missing.txt")]},
         "pattern without a match": {"train_file": [str(folder / "missing*.txt")]},
+        "brackets": {"train_file": [str(folder / "a [1]" / "*.txt")]},
         "unknown type": {"train_file": [write(folder / "train.pdf", "x")]},
         "empty file": {"train_file": [write(folder / "empty.txt", "")]},
         "blank file": {"train_file": [write(folder / "blank.txt", "\n\n  \n")]},
@@ -362,6 +376,7 @@ def flags_of_mistake(name: str, folder: Path) -> dict:
     [
         ("missing file", r"missing\.txt: no such file"),
         ("pattern without a match", r"missing\*\.txt: no such file"),
+        ("brackets", r"a \[1\]/\*\.txt: no such file; .*brackets are part of a pattern: write \[\[\] for one"),
         ("unknown type", r"train\.pdf: files of type `\.pdf` cannot be read; give \.txt, .*\.parquet"),
         ("empty file", r"empty\.txt holds no text"),
         ("blank file", r"blank\.txt holds no text in its column `text`"),

@@ -79,6 +79,7 @@ def test_a_recipe_that_is_named_asks_for_what_it_says(tmp_path, monkeypatch):
         ("3: 4\n", [], "line 1 has a key that is no word"),
         ("rate: 1.0\n[a]: 3\n", [], "line 2 has a key that is no word"),
         ("behind: recipe0.yaml\n", [], r"recipe0\.yaml is read behind itself; mend `behind` in .*recipe0\.yaml"),
+        ("", ["--names", "a", "--names", "b"], "--names stands 2 times, of which the last would count; give all"),
         ("", ["--stepz", "7"], "--stepz"),
         ("", ["--step", "7"], "--step"),
     ],
@@ -276,6 +277,7 @@ def test_a_recipe_s_precision_needs_an_accelerator(tmp_path, monkeypatch):
         (KeyboardInterrupt(), 130, "interrupted; the same command goes on"),
         (OSError(errno.ENOSPC, "No space left on device"), 2, "error: the disk is full"),
         (RuntimeError("basic_ios::clear: iostream error: No space left on device"), 2, "error: the disk is full"),
+        (RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 13"), 2, "error: the disk is full"),
     ],
 )
 def test_mistakes_end_a_script_with_one_line(capsys, error, status, message):

@@ -605,8 +605,10 @@ def test_training_that_diverges_leaves_the_trials_before_it(tmp_path, monkeypatc
         context.setattr(FineTuningTrainer, "training_step", diverge)
         with pytest.raises(UserError, match="diverged: loss is nan at step 1"):
             run(folder, seeds=2)
-        with pytest.raises(UserError, match="diverged"):
+        with pytest.raises(UserError, match=r"diverged: .* lower --learning_rate \("):
             run(tmp_path / "alone", seed=4)
+        with pytest.raises(UserError, match=r"diverged: .* lower --search_learning_rates \("):
+            run(tmp_path / "alone", seed=4, search=True, max_steps=-1, search_learning_rates=[0.01])
     assert not (tmp_path / "alone").exists()
     before = files_below(folder / "seed-3")
     assert (folder / "seed-3" / "model.safetensors").is_file()

@@ -102,12 +102,16 @@ def test_shorter_blocks_are_padded_and_masked_out(tokenizer):
     assert (batch["labels"][1, 5:] == IGNORE_INDEX).all()
 
 
-def test_evaluation_masks_do_not_depend_on_the_batch(tokenizer):
+def test_evaluation_masks_do_not_depend_on_the_batch(tokenizer, monkeypatch):
     blocks = make_blocks([16, 16, 9, 16])
     masked, again = (mask_once(blocks, tokenizer, 0.15, seed=0) for _ in range(2))
     assert masked["labels"][:] == again["labels"][:]
     assert masked["labels"][:] != mask_once(blocks, tokenizer, 0.15, seed=1)["labels"][:]
     assert [len(row) for row in masked["input_ids"]] == [16, 16, 9, 16]
+    assert masked._fingerprint == again._fingerprint
+    with monkeypatch.context() as context:  # of masks that are drawn in another way
+        context.setattr(masked_lm, "MASKING_VERSION", "next")
+        assert mask_once(blocks, tokenizer, 0.15, seed=0)._fingerprint != masked._fingerprint
     batch = MaskingCollator(tokenizer=tokenizer)([masked[1], masked[2]])
     assert batch["labels"][1].tolist() == masked["labels"][2] + [IGNORE_INDEX] * 7
     assert batch["input_ids"][1].tolist() == masked["input_ids"][2] + [0] * 7

@@ -524,6 +524,10 @@ def test_overwriting_is_for_runs_alone(tmp_path, recipe, monkeypatch):
     before = (folder / "model.safetensors").stat().st_mtime_ns
     with pytest.raises(UserError, match="would delete"):
         run(monkeypatch, "--recipe", recipe, "--overwrite", "--tokenizer_name", folder / "tokenizer", "--seed", 5)
+    (folder / "mine.yaml").write_text("seed: 5\n")
+    with pytest.raises(UserError, match=r"would delete .*mine\.yaml"):
+        run(monkeypatch, "--recipe", recipe, folder / "mine.yaml", "--overwrite")
+    (folder / "mine.yaml").unlink()
     with pytest.raises(UserError, match="not divisible"):
         run(monkeypatch, "--recipe", recipe, "--overwrite", "--config_overrides", "hidden_size=30")
     with pytest.raises(UserError, match="does not fill one block"):  # which shows late

@@ -382,6 +382,12 @@ def test_a_trained_model_evaluates_and_predicts_alone_as_pipelines_do(run, files
     run("--test_file", files / "test.csv", "--do_predict", "--overwrite", model=trained)
     assert json.loads((folder / "all_results.json").read_text())["test_accuracy"] > 0.6
     assert not (folder / "metrics.json").exists()  # nothing was trained or evaluated that could be finished
+    # Of rows without labels the scores of others are none.
+    beside = ["--validation_file", files / "dev.csv", "--do_eval", "--do_predict", "--output_dir", tmp_path / "beside"]
+    for name, has_scores in (("test", True), ("unlabelled", False)):
+        run("--test_file", files / f"{name}.csv", *beside, model=trained)
+        for file in ("report.md", "metrics.json", "all_results.json"):
+            assert ("test" in (tmp_path / "beside" / file).read_text()) == has_scores, file
     other = write_table(tmp_path / "other.csv", {"text": ["the cat"] * 2, "label": ["Green", "yellow"]})
     with pytest.raises(UserError, match=r"has the label `yellow`; known are `Green`, `Red, or so`, `blue`\."):
         run("--validation_file", other, "--do_eval", "--output_dir", tmp_path / "other", model=trained)

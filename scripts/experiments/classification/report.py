@@ -94,26 +94,28 @@ def write_answers(folder: Path, data: TextData, name: str, chances: np.ndarray, 
         write_atomically(folder / file_name, rows.to_csv(index=False))
 
 
-def write_report(folder: Path, results: Mapping[str, Mapping[str, float]], is_added: bool) -> str:
+def write_report(folder: Path, results: Mapping[str, Mapping[str, float]], is_added: bool, predicts: bool) -> str:
     """
     Write `report.md` and `.json`, and add what was measured on a labelled test part to the run's metrics.
 
-    If it `is_added` by a prediction, the other rows of a run's report stay, and nothing of an earlier prediction;
-    else what that added, as long as the run's metrics have it, and baselines beside the same scores of the model.
+    If it `is_added` by a prediction, the other rows of a run's report stay; else baselines beside the same scores of
+    the model. Of an earlier prediction nothing stays where this command `predicts`, be it without labels; else what
+    it added, as long as the run's metrics have it.
     """
     known = read_json(folder / "report.json", {})
     added = {row: values for row, values in known.items() if row.startswith("test, ")}
     if is_added:
         rows = {row: values for row, values in known.items() if row not in added} | {**results}
-        _forget_test_scores(folder)
     else:
         metrics = read_json(folder / METRICS_FILE, {})
         is_known = any(name.startswith("test_") for name in metrics)
-        is_kept = is_known and not any(row.startswith("test, ") for row in results)
+        is_kept = is_known and not predicts
         model = {row for row in known if row.endswith(", this model") and results.get(row) == known[row]}
         known = {row: values for row, values in known.items() if not _OF_SEEDS.search(row)}  # which are measured anew
         rows = {row: values for row, values in known.items() if f"{row.partition(', ')[0]}, this model" in model}
         rows |= {**results} | (added if is_kept else {})
+    if is_added or (predicts and not any(row.startswith("test, ") for row in results)):
+        _forget_test_scores(folder)
     if not rows:
         for name in ("report.md", "report.json"):
             (folder / name).unlink(missing_ok=True)

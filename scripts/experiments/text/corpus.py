@@ -194,9 +194,10 @@ def _load_group(file_type: str, files: list[str], arguments: CorpusArguments) ->
     patterns = [glob.escape(os.path.abspath(file)) for file in files]
     # Each text file is a split of its own, which shows where it ends.
     parts = {f"file{n}": pattern for n, pattern in enumerate(patterns)} if by_line else {"train": patterns}
-    with _explained_errors(name):
-        rows = _join_files(list(datasets.load_dataset(file_type, data_files=parts, **options).values()))
     content = digest(file_type, str(whole_files), *hashes)
+    with _explained_errors(name):
+        # By their content: the library's cache knows a file by its path and time alone.
+        rows = _join_files(list(datasets.load_dataset(file_type, content, data_files=parts, **options).values()))
     return _make_source(name, rows, content, "blank_line" if by_line else "row", arguments, description)
 
 
@@ -228,8 +229,12 @@ def _load_dataset(spec: str, arguments: CorpusArguments) -> dict[Side, TextSourc
         with _explained_errors(path):
             rows = datasets.load_from_disk(path)
         return {"train": _make_source(path, rows, fingerprint, "row", arguments, Path(path).name)}
+    cache_dir = arguments.cache_dir
+    if os.path.isdir(path):  # by its content, as above
+        files = sorted(str(file) for file in Path(path).rglob("[!.]*") if file.is_file())
+        cache_dir = os.path.join(cache_dir or datasets.config.HF_DATASETS_CACHE, digest(*map(_hash_file, files)))
     with _explained_errors(spec):
-        builder = find_dataset(path, config, revision, arguments.cache_dir)
+        builder = find_dataset(path, config, revision, cache_dir)
         if arguments.streaming:
             splits: dict[str, Rows] = dict(builder.as_streaming_dataset())
         else:

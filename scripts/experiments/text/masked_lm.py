@@ -1,12 +1,14 @@
 """Masked language modelling on the Trainer: masking, and an evaluation that weighs tokens equally."""
 
 import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+import transformers
 from datasets import Dataset, IterableDataset
 from transformers import (
     DataCollatorForLanguageModeling,
@@ -18,10 +20,14 @@ from transformers import (
     TrainingArguments,
 )
 
+from experiments.text.packing import tokenizer_rules
+from experiments.text.source import digest
 from experiments.trainer import ExperimentTrainer
 from modeling_sktformer.losses import IGNORE_INDEX
 
 
+# Part of the name of masked blocks: a change of the rules below must not meet blocks that older rules have masked.
+MASKING_VERSION = 1
 _MASKED_ROWS = 1000  # evaluation blocks that share a seed
 # Architectures whose loss is divided by the number of items that a Trainer gives them.
 _COUNT_ITEMS = ("sktformer", "modernbert")
@@ -99,12 +105,16 @@ class MaskNumbering(TrainerCallback):
 
 def mask_once(blocks: Dataset, tokenizer: PreTrainedTokenizerBase, mlm_probability: float, seed: int) -> Dataset:
     """Mask evaluation blocks once, with `labels`, and cache that: all models predict the same tokens at any batch."""
+    options = [blocks._fingerprint, tokenizer_rules(tokenizer), mlm_probability, seed]
+    # The library knows a function by its name alone.
+    key = digest(json.dumps([MASKING_VERSION, transformers.__version__, *options]))
     return blocks.map(
         _mask_rows,
         with_indices=True,
         batched=True,
         batch_size=_MASKED_ROWS,
         remove_columns=blocks.column_names,
+        new_fingerprint=key,
         fn_kwargs={"tokenizer": tokenizer, "mlm_probability": mlm_probability, "seed": seed},
         desc="Masking evaluation",
     )

@@ -28,7 +28,7 @@ TextPiece: TypeAlias = tuple[str, bool]
 TokenPiece: TypeAlias = tuple[Sequence[int], bool]
 
 # Part of the name of prepared blocks: a change of the rules below must not meet blocks that older rules have made.
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 
 _FEATURES = Features({"input_ids": List(Value("int32"))})
 # Bounds on what is in memory at a time: characters of a row, rows and characters tokenized together, blocks counted.
@@ -190,10 +190,13 @@ def unigram_cross_entropy(
 
 
 def _cache_key(source: TextSource, tokenizer: PreTrainedTokenizerBase, *options: Any) -> str:
-    backend = json.loads(tokenizer.backend_tokenizer.to_str())
-    for setting in ("truncation", "padding"):  # left by the tokenizer's last call, and not used here
-        backend.pop(setting, None)
-    return digest(json.dumps([FORMAT_VERSION, source.fingerprint, backend, options]))
+    return digest(json.dumps([FORMAT_VERSION, source.fingerprint, tokenizer_rules(tokenizer), options]))
+
+
+def tokenizer_rules(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+    """All that says how it tokenizes, wherever it lies."""
+    rules: dict[str, Any] = json.loads(tokenizer.backend_tokenizer.to_str())
+    return {name: rule for name, rule in rules.items() if name not in ("truncation", "padding")}  # of its last call
 
 
 class _TokenizedBatches(torch.utils.data.IterableDataset):

@@ -464,7 +464,7 @@ def test_two_processes_have_the_curve_of_one(tmp_path, recipe, monkeypatch):
     # Layer norm in the smoother and no dropout: what is drawn and what is averaged over a batch would differ.
     more = ["--recipe", recipe, "--task_name", "sst2", "--max_steps", 6, "--eval_strategy", "steps", "--eval_steps", 2,
             "--save_strategy", "steps", "--save_steps", 2, "--load_best_model_at_end", "--do_train",
-            "--do_predict", "--global_batch_size", 8, "--per_device_eval_batch_size", 5]  # fmt: skip
+            "--do_predict", "--global_batch_size", 8, "--per_device_eval_batch_size", 3]  # fmt: skip
     run(monkeypatch, *more, "--output_dir", tmp_path / "one")
     run_two_processes(*more, "--per_device_train_batch_size", 4)
     one, two = (read_metrics(tmp_path / name / "sst2") for name in ("one", "run"))
