@@ -105,16 +105,15 @@ class MaskNumbering(TrainerCallback):
 
 def mask_once(blocks: Dataset, tokenizer: PreTrainedTokenizerBase, mlm_probability: float, seed: int) -> Dataset:
     """Mask evaluation blocks once, with `labels`, and cache that: all models predict the same tokens at any batch."""
-    options = [blocks._fingerprint, tokenizer_rules(tokenizer), mlm_probability, seed]
-    # The library knows a function by its name alone.
-    key = digest(json.dumps([MASKING_VERSION, transformers.__version__, *options]))
+    special = [tokenizer.mask_token_id, tokenizer.all_special_ids]
+    rules = [MASKING_VERSION, transformers.__version__, tokenizer_rules(tokenizer), special, mlm_probability, seed]
     return blocks.map(
         _mask_rows,
         with_indices=True,
         batched=True,
         batch_size=_MASKED_ROWS,
         remove_columns=blocks.column_names,
-        new_fingerprint=key,
+        new_fingerprint=digest(blocks._fingerprint, json.dumps(rules)),  # the library knows a function by its name
         fn_kwargs={"tokenizer": tokenizer, "mlm_probability": mlm_probability, "seed": seed},
         desc="Masking evaluation",
     )
