@@ -34,6 +34,8 @@ METRICS_FILE = "metrics.json"
 RUN_FILE = "run.json"
 # Where a run that --overwrite deletes waits until the one in its place has come to something.
 _SET_ASIDE = ".overwritten"
+# Where what says that a run is finished waits until the longer one has come to something.
+_FINISHED = ".finished"
 # What a process that was killed, or met a full disk, may leave behind.
 _LEFT_OVER = re.compile(r"\.lock|\.(arguments\.yaml|run\.json)\.\d+")
 # What is said about one start and is no part of the run, and what must not be written down.
@@ -142,8 +144,8 @@ def claim_run_folder(
     except OSError as error:
         raise UserError(f"--output_dir {folder} cannot be written ({error.strerror}).") from error
     try:
-        if _place(folder) != folder:
-            _put_back(folder)
+        if (place := _place(folder)) != folder:
+            _put_back(place)
         state = check_run_folder(folder, identity, overwrite)
         if state == "new":
             _set_aside(folder)
@@ -199,24 +201,21 @@ def trained_length(name: str | None) -> int | None:
 @contextmanager
 def _growing(folder: Path) -> Iterator[None]:
     """Make a finished run one that goes on, or, if that ends before there is a checkpoint or model, finished again."""
-
-    def left() -> list[Any]:
-        return [
-            find_checkpoint(folder),
-            *sorted((path.name, path.stat().st_mtime_ns) for path in folder.glob("*.safetensors")),
-        ]
-
-    names = (ARGUMENTS_FILE, RUN_FILE, METRICS_FILE)  # the last one says that the run is finished
-    texts = {name: (folder / name).read_text(encoding="utf-8") for name in names if (folder / name).is_file()}
-    before = left()
+    aside = folder / _FINISHED
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir()
+    for name in (METRICS_FILE, ARGUMENTS_FILE, RUN_FILE):  # the last one makes the folder the place of the run
+        if (folder / name).is_file():
+            write_atomically(aside / name, (folder / name).read_text(encoding="utf-8"))
     (folder / METRICS_FILE).unlink()
     try:
         yield
     except BaseException:
-        if left() == before:
-            for name, text in texts.items():
-                write_atomically(folder / name, text)
+        if _place(folder) == aside:
+            _put_back(aside)
         raise
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
 
 
 def _has_results(folder: Path) -> bool:
@@ -225,9 +224,15 @@ def _has_results(folder: Path) -> bool:
 
 
 def _place(folder: Path) -> Path:
-    """Where a folder's run lies: in it, or set aside by a process that was killed before its own run was there."""
-    aside = folder / _SET_ASIDE
-    return aside if (aside / RUN_FILE).is_file() and not (folder / RUN_FILE).is_file() else folder
+    """Where a folder's run lies: in it, or set aside by a process that was killed before its own came to something."""
+    aside, finished = folder / _SET_ASIDE, folder / _FINISHED
+    if (aside / RUN_FILE).is_file() and not (folder / RUN_FILE).is_file():
+        return aside
+    if not (finished / RUN_FILE).is_file():
+        return folder
+    made = [*folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*/trainer_state.json"), *folder.glob("*.safetensors")]
+    is_longer = any(path.stat().st_mtime_ns > (finished / RUN_FILE).stat().st_mtime_ns for path in made)
+    return folder if is_longer else finished
 
 
 def _contents(folder: Path) -> list[Path]:
@@ -251,14 +256,15 @@ def _restore(folder: Path) -> None:
             shutil.rmtree(path)
         else:
             path.unlink()
-    _put_back(folder)
+    _put_back(folder / _SET_ASIDE)
 
 
-def _put_back(folder: Path) -> None:
-    if (folder / _SET_ASIDE).is_dir():
-        for path in reversed(_contents(folder / _SET_ASIDE)):
-            path.rename(folder / path.name)
-        (folder / _SET_ASIDE).rmdir()
+def _put_back(place: Path) -> None:
+    """Move what was set aside to where it was, what says that it is a run last."""
+    if place.is_dir():
+        for path in reversed(_contents(place)):
+            path.replace(place.parent / path.name)
+        place.rmdir()
 
 
 def _differences(there: dict[str, Any], here: dict[str, Any], prefix: str = "") -> list[str]:

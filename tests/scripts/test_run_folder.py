@@ -68,6 +68,28 @@ def test_a_run_may_grow_and_not_shrink(tmp_path):
         folder_state(tmp_path / "run", identity(-1))
 
 
+@pytest.mark.parametrize("written", [None, "model.safetensors", "checkpoint-11/trainer_state.json"])
+def test_a_run_that_was_to_grow_and_was_killed_is_finished_still(tmp_path, written):
+    """Until there is a checkpoint or a model of the longer one."""
+    folder, killed = tmp_path / "run", tmp_path / "killed"
+    finish(folder, identity(10))
+    before = files_of(folder)
+    with claim_run_folder(folder, identity(20), {"seed": 0, "max_steps": 20}):
+        if written:
+            (folder / written).parent.mkdir(exist_ok=True)
+            (folder / written).write_text("{}")
+        shutil.copytree(folder, killed)
+    assert folder_state(killed, identity(20)) == ("resumed" if written else "grown")
+    if written:
+        with pytest.raises(UserError, match="no run can be shortened"):
+            folder_state(killed, identity(10))
+    else:
+        assert folder_state(killed, identity(10)) == "finished"
+        with claim_run_folder(killed, identity(10), {}) as state:
+            assert state == "finished"
+        assert files_of(killed) == before
+
+
 def fail_to_grow(folder, error, *written):
     with claim_run_folder(folder, identity(20), {"seed": 0, "max_steps": 20}):
         assert not (folder / "metrics.json").exists()
@@ -392,7 +414,7 @@ def test_what_was_set_aside_outlives_a_process_killed_as_it_is_put_back(tmp_path
     with claim_run_folder(tmp_path, first, {}):
         (tmp_path / "model.safetensors").write_text("weights")
         write_json(tmp_path / "metrics.json", {"loss": 1})
-    rename = Path.rename
+    replace = Path.replace
     moved: list[str] = []
 
     def move(path, target):
@@ -400,10 +422,10 @@ def test_what_was_set_aside_outlives_a_process_killed_as_it_is_put_back(tmp_path
             if len(moved) == count:
                 raise KeyboardInterrupt
             moved.append(path.name)
-        return rename(path, target)
+        return replace(path, target)
 
     with monkeypatch.context() as context:
-        context.setattr(Path, "rename", move)
+        context.setattr(Path, "replace", move)
         context.setattr(run_folder.shutil, "rmtree", lambda *args, **kwargs: None)  # a killed process does not
         with pytest.raises(KeyboardInterrupt), claim_run_folder(tmp_path, other, {}, overwrite=True):
             raise UserError("found late")
