@@ -218,18 +218,17 @@ def parse_command(
         said = recipe | dict.fromkeys(is_no, "no")
         merged = merge_recipes(without_rivals(merged, path, said), said)
     typed = flag_values(flags)
-    said = Counter(word.partition("=")[0].lstrip("-").replace("-", "_") for word in flags if word.startswith("--"))
-    for name, count in said.items():
-        if count > 1 and name in actions and (actions[name].nargs in ("+", "*") or name == _OVERRIDES):
-            raise UserError(
-                f"--{name} stands {count} times, of which the last would count; give all values behind one."
-            )
     merged, notes = without_rivals(merged, "The command line", typed), []
+    counts = Counter(word.partition("=")[0].lstrip("-").replace("-", "_") for word in flags if word.startswith("--"))
+    for name, count in counts.items():
+        if count > 1 and name in actions and actions[name].nargs in ("+", "*"):
+            notes.append(f"--{name} stands {count} times, of which the last counts; give all values behind one.")
     # A recipe with --use_cpu, as a run records it, means its number type.
     for key in () if torch.accelerator.is_available() or merged.get("use_cpu") else _PRECISIONS:
         if merged.pop(key, False) and key not in typed:
             notes.append(f"The recipe asks for {key}, which needs an accelerator: training in float32.")
-    flags = [*recipe_to_flags(merged), *flags, *recipe_to_flags(join_overrides(merged, typed))]
+    joined = join_overrides(merged, typed) or {name: typed[name] for name in (_OVERRIDES,) if typed.get(name)}
+    flags = [*recipe_to_flags(merged), *flags, *recipe_to_flags(joined)]
     try:
         groups = parser.parse_args_into_dataclasses(flags, look_for_args_file=False)
     except (ValueError, TypeError, ImportError) as error:
@@ -270,12 +269,16 @@ def split_words(flag: str, text: str) -> list[str]:
 
 
 def flag_values(flags: Sequence[str]) -> dict[str, str | None]:
-    """The flags of a command line by their fields, with their (first) value, if any; the last of a repeated flag's."""
+    """
+    The flags of a command line by their fields, with their (first) value, if any; the last of a repeated flag's, but
+    all of `--config_overrides`.
+    """
     values: dict[str, str | None] = {}
     for flag, following in zip(flags, [*flags[1:], "--"], strict=False):
         if flag.startswith("--"):
             name, _, value = flag[2:].partition("=")
-            values[name.replace("-", "_")] = value or (None if following.startswith("--") else following)
+            last = {name.replace("-", "_"): value or (None if following.startswith("--") else following)}
+            values |= last | join_overrides(values, last)
     return values
 
 

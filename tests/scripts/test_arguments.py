@@ -79,7 +79,6 @@ def test_a_recipe_that_is_named_asks_for_what_it_says(tmp_path, monkeypatch):
         ("3: 4\n", [], "line 1 has a key that is no word"),
         ("rate: 1.0\n[a]: 3\n", [], "line 2 has a key that is no word"),
         ("behind: recipe0.yaml\n", [], r"recipe0\.yaml is read behind itself; mend `behind` in .*recipe0\.yaml"),
-        ("", ["--names", "a", "--names", "b"], "--names stands 2 times, of which the last would count; give all"),
         ("", ["--stepz", "7"], "--stepz"),
         ("", ["--step", "7"], "--step"),
     ],
@@ -176,6 +175,8 @@ def test_single_fields_of_the_model_add_up(tmp_path):
         ([*argv[:1], argv[2], "--config_overrides", "num_segments=4"], "num_segments=4"),
         (argv[:1] + argv[2:3], "num_segments=4"),
         (argv[3:], "num_segments=1"),
+        ([*argv[3:], "--config_overrides", "num_segments=3,hidden_size=8"], "num_segments=3,hidden_size=8"),
+        ([*argv, "--config_overrides", "num_layers=3"], "num_segments=1,hidden_size=8,num_layers=3"),
     ):
         command = parse_command([ModelArguments], argv=flags)
         assert command.groups[0].config_overrides == command.given["config_overrides"] == expected
@@ -296,6 +297,10 @@ def test_the_last_of_a_repeated_flag_counts(tmp_path):
     flags = ["--rate", "0.1", "--names", "a", "b", "--mode=x", "--rate=0.2"]
     assert flag_values(flags) == {"rate": "0.2", "names": "a", "mode": "x"}
     assert parse(tmp_path, [], *flags).rate == 0.2
+    for more, said in (([], []), (["--names", "c"], ["--names stands 2 times, of which the last counts; give all"])):
+        command = parse_command([Arguments], argv=[*flags, *more])
+        assert command.groups[0].names == (["c"] if more else ["a", "b"])
+        assert [note.partition(" values")[0] for note in command.notes] == said
 
 
 @dataclass

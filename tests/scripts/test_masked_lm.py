@@ -3,6 +3,7 @@
 import copy
 import hashlib
 import math
+import os
 from types import SimpleNamespace
 from typing import Any
 
@@ -134,6 +135,20 @@ def test_evaluation_masks_do_not_depend_on_the_side_of_padding(tokenizer):
             assert {row[0], row[-1]} == {2, 3}
 
 
+def test_masks_do_not_follow_the_generator_that_the_library_makes(tokenizer, monkeypatch):
+    """Newer releases make one with the first batch of a process, whatever there is."""
+    rows = list(make_blocks([16, 16]))
+    collator, other = (MaskingCollator(tokenizer=tokenizer, seed=3, mlm_probability=0.5) for _ in range(2))
+    mask = collator.torch_mask_tokens
+
+    def mask_anew(*args, **kwargs):
+        collator.create_rng("pt")
+        return mask(*args, **kwargs)
+
+    monkeypatch.setattr(collator, "torch_mask_tokens", mask_anew)
+    assert torch.equal(collator(rows)["labels"], other(rows)["labels"])
+
+
 def test_masks_follow_the_seed_and_the_number_of_the_batch_alone(tokenizer):
     """The seed of a batch is made of `seed/number`: another way to make it gives every recorded run other masks."""
     rows = list(make_blocks([16] * 8))
@@ -144,6 +159,7 @@ def test_masks_follow_the_seed_and_the_number_of_the_batch_alone(tokenizer):
         plain = DataCollatorForLanguageModeling(tokenizer)
         plain.generator = torch.Generator().manual_seed(seed)
         plain.seed = 0  # so that it uses the generator
+        plain.__dict__["_generator_pid"] = os.getpid()  # and newer releases this very one
         assert torch.equal(batch, plain(rows)["labels"])
     collator.start_at(1)
     assert torch.equal(collator(rows)["labels"], batches[1])

@@ -57,6 +57,9 @@ class MaskingCollator(DataCollatorForLanguageModeling):
         """Say how many batches of this process come before the next one."""
         self._first, self._drawn = batch_number, 0
 
+    def create_rng(self, *args: Any, **kwargs: Any) -> None:
+        """Nothing: every batch has a generator of its own, in place of the library's for every process."""
+
     def torch_call(self, examples: list[Any]) -> dict[str, torch.Tensor]:
         if "labels" in examples[0]:
             batch = dict(DataCollatorForTokenClassification(self.tokenizer).torch_call(examples))
