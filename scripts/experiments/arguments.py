@@ -52,7 +52,7 @@ _PLACES = (
 # Types of numbers that need an accelerator: a recipe may ask for them and be used where there is none.
 _PRECISIONS = ("bf16", "fp16")
 # What libraries say where a disk is full, without the system's number for it; the last one is PyTorch.
-_DISK_FULL = ("No space left", "inline_container.cc")
+_DISK_FULL = ("No space left", "unexpected pos")
 
 
 class UserError(ValueError):

@@ -34,7 +34,7 @@ from accelerate import PartialState
 from datasets import Dataset
 from tqdm import tqdm
 from transformers import EarlyStoppingCallback, EvalPrediction, PreTrainedModel, set_seed
-from transformers.trainer_pt_utils import find_batch_size, get_model_param_count
+from transformers.trainer_pt_utils import get_model_param_count
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, IntervalStrategy
 
 from experiments import training as progress
@@ -81,11 +81,12 @@ class FineTuningTrainer(ExperimentTrainer):
     ) -> tuple[Any, Any, Any]:
         """As the Trainer's; where the last batch was filled up, its loss is without what that was done with."""
         loss, logits, labels = super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)
-        state, size = self.accelerator.gradient_state, find_batch_size(inputs)
+        state, batch = self.accelerator.gradient_state, self.args.eval_batch_size
         is_last = state.end_of_dataloader and state.remainder > 0
         if loss is not None and self.args.world_size > 1 and is_last:
-            own = min(max(state.remainder - self.args.process_index * size, 1), size)  # of none one, which is dropped
-            rows = {name: values[:own] for name, values in inputs.items()}
+            # Of no example of its own one, which is dropped; an example may have several rows.
+            own = min(max(state.remainder - self.args.process_index * batch, 1), batch)
+            rows = {name: values[: own * max(1, len(values) // batch)] for name, values in inputs.items()}
             loss, *_ = super().prediction_step(model, rows, True, ignore_keys)
         return loss, logits, labels
 

@@ -36,6 +36,7 @@ RUN_FILE = "run.json"
 _SET_ASIDE = ".overwritten"
 # Where what says that a run is finished waits until the longer one has come to something.
 _FINISHED = ".finished"
+_LEFT_FILE = "left.json"  # what there was of models and checkpoints then
 # What a process that was killed, or met a full disk, may leave behind.
 _LEFT_OVER = re.compile(r"\.lock|\.(arguments\.yaml|run\.json)\.\d+")
 # What is said about one start and is no part of the run, and what must not be written down.
@@ -146,6 +147,7 @@ def claim_run_folder(
     try:
         if (place := _place(folder)) != folder:
             _put_back(place)
+        shutil.rmtree(folder / _FINISHED, ignore_errors=True)  # of a longer run that has come to something
         state = check_run_folder(folder, identity, overwrite)
         if state == "new":
             _set_aside(folder)
@@ -204,6 +206,7 @@ def _growing(folder: Path) -> Iterator[None]:
     aside = folder / _FINISHED
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir()
+    write_json(aside / _LEFT_FILE, _left(folder))
     for name in (METRICS_FILE, ARGUMENTS_FILE, RUN_FILE):  # the last one makes the folder the place of the run
         if (folder / name).is_file():
             write_atomically(aside / name, (folder / name).read_text(encoding="utf-8"))
@@ -228,11 +231,14 @@ def _place(folder: Path) -> Path:
     aside, finished = folder / _SET_ASIDE, folder / _FINISHED
     if (aside / RUN_FILE).is_file() and not (folder / RUN_FILE).is_file():
         return aside
-    if not (finished / RUN_FILE).is_file():
-        return folder
-    made = [*folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*/trainer_state.json"), *folder.glob("*.safetensors")]
-    is_longer = any(path.stat().st_mtime_ns > (finished / RUN_FILE).stat().st_mtime_ns for path in made)
-    return folder if is_longer else finished
+    is_kept = (finished / RUN_FILE).is_file() and read_json(finished / _LEFT_FILE, None) == _left(folder)
+    return finished if is_kept else folder
+
+
+def _left(folder: Path) -> list[Any]:
+    """A run's newest checkpoint, and its models with the times at which they were written."""
+    models = [[path.name, path.stat().st_mtime_ns] for path in sorted(folder.glob("*.safetensors"))]
+    return [Path(find_checkpoint(folder) or "").name, *models]
 
 
 def _contents(folder: Path) -> list[Path]:
@@ -262,6 +268,7 @@ def _restore(folder: Path) -> None:
 def _put_back(place: Path) -> None:
     """Move what was set aside to where it was, what says that it is a run last."""
     if place.is_dir():
+        (place / _LEFT_FILE).unlink(missing_ok=True)
         for path in reversed(_contents(place)):
             path.replace(place.parent / path.name)
         place.rmdir()

@@ -1,5 +1,7 @@
 """Series, splits, scales, windows and baselines of forecasting, against the protocol written out by hand."""
 
+import datetime
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -72,6 +74,13 @@ def test_whatever_pandas_keeps_as_the_index_of_a_parquet_file_is_read(tmp_path):
         assert (series.columns, series.timestamp_column) == (["a", "b"], "date")
     values.drop(index=[7, 8]).to_parquet(file)  # which numbers the rows that are left
     assert read_file(str(file), None, None).columns == ["a", "b"]
+    # Names of rows are no times, and what stands in a column already is not read again.
+    for index in (pd.Index([f"r{n}" for n in range(50)]), pd.Index(values["a"]), pd.RangeIndex(50, name="id")):
+        values.set_index(index).to_parquet(file)
+        assert read_file(str(file), None, None).columns == ["a", "b"]
+        table().set_index(index).to_parquet(file)
+        series = read_file(str(file), None, None)
+        assert (series.columns, series.timestamp_column) == (["a", "b"], "date")
     levels = pd.MultiIndex.from_product([["x", "y"], pd.date_range("2024-01-01", periods=25)], names=["of", "date"])
     values.set_index(levels).to_parquet(file)
     with pytest.raises(UserError, match="is before that of the row above"):
@@ -324,16 +333,28 @@ def test_hours_of_which_one_lacks_are_read_in_the_order_of_their_days(written):
 
 
 @pytest.mark.parametrize("frequency", ["D", "MS", "B"])
-@pytest.mark.parametrize("written", [lambda time: time, lambda time: time.isoformat()])
+@pytest.mark.parametrize(
+    "written",
+    [
+        lambda time: time,
+        lambda time: time.isoformat(),
+        lambda time: time.to_pydatetime().replace(tzinfo=datetime.timezone(time.utcoffset())),
+    ],
+)
 def test_days_are_those_of_the_place(frequency, written):
     """A day in spring has 23 hours there."""
-    times = pd.date_range("2024-02-01", periods=60, freq=frequency, tz="Europe/Berlin")
-    rows = table(60, date=[written(time) for time in times])
+    times = pd.date_range("2024-02-01", periods=90, freq=frequency, tz="Europe/Berlin")
+    rows = table(90, date=[written(time) for time in times])
     for missing in ([], [5], [50]):
         series = make_series("s", rows.drop(index=missing), None, None)
-        assert (len(series.values), series.num_gaps) == (60, 2 * len(missing))
+        assert (len(series.values), series.num_gaps) == (90, 2 * len(missing))
         after = pd.date_range(times[-1], periods=2, freq=frequency)[1]
         assert series.following_timestamps(1) == [str(after.date())]
+
+
+def test_days_of_one_distance_from_utc_keep_it():
+    times = [f"2024-02-{day:02}T22:00:00Z" for day in range(1, 20)]
+    assert make_series("s", table(19, date=times), None, None).following_timestamps(1) == ["2024-02-20 22:00:00+00:00"]
 
 
 def test_time_goes_on_across_daylight_saving():

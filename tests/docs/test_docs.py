@@ -220,4 +220,4 @@ def test_pinned_versions_satisfy_the_requirements():
     assert len(requirements) > 20
     for requirement in requirements:
         assert pins[canonicalize_name(requirement.name)] in requirement.specifier
-    assert (pins["torch"], pins["transformers"], pins["datasets"]) == ("2.13.0", "5.23.0", "5.2.0")
+    assert (pins["torch"], pins["transformers"], pins["datasets"]) == ("2.13.0", "5.24.0", "5.2.0")

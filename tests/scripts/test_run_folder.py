@@ -90,6 +90,20 @@ def test_a_run_that_was_to_grow_and_was_killed_is_finished_still(tmp_path, writt
         assert files_of(killed) == before
 
 
+def test_what_says_that_a_run_is_finished_does_not_outlive_a_longer_one(tmp_path):
+    folder, killed = tmp_path / "run", tmp_path / "killed"
+    finish(folder, identity(10))
+    with claim_run_folder(folder, identity(20), {}):
+        (folder / "checkpoint-15").mkdir()
+        (folder / "checkpoint-15" / "trainer_state.json").write_text("{}")
+        shutil.copytree(folder, killed)
+    finish(killed, identity(20))
+    shutil.rmtree(killed / "checkpoint-15")
+    (killed / "model.safetensors").unlink()
+    assert folder_state(killed, identity(20)) == "finished"
+    assert not (killed / ".finished").exists()
+
+
 def fail_to_grow(folder, error, *written):
     with claim_run_folder(folder, identity(20), {"seed": 0, "max_steps": 20}):
         assert not (folder / "metrics.json").exists()

@@ -26,13 +26,19 @@ _NUMBERED = _DIGITS | {"s": (10**8, 19 * 10**8), "ms": (3 * 10**11, 19 * 10**11)
 
 
 def _read_parquet(file: Path) -> pd.DataFrame:
-    """A table with what pandas keeps as its index, times or names, as columns; numbers without a name are of rows."""
+    """A table with what pandas keeps as its index as columns, but for numbers of rows and what is no time or name."""
     table = pd.read_parquet(file)
-    if table.index.names == [None]:
-        if pd.api.types.is_integer_dtype(table.index):
-            return table
-        table.index.name = _TIMESTAMPS[0]
-    return table.reset_index()
+    index, columns = table.index, {str(name).lower() for name in table.columns}
+    if isinstance(index, pd.MultiIndex):
+        return table.reset_index()
+    if pd.api.types.is_integer_dtype(index) and str(index.name).lower() not in _TIMESTAMPS:
+        return table
+    if index.name is None:
+        is_time = isinstance(index, (pd.DatetimeIndex, pd.PeriodIndex))
+        if not is_time and pd.api.types.is_string_dtype(index) and not columns & {*_TIMESTAMPS}:
+            is_time = bool(pd.to_datetime(index, errors="coerce", format="mixed", utc=True).notna().all())
+        index.name = _TIMESTAMPS[0] if is_time else None
+    return table if index.name is None or index.name in table.columns else table.reset_index()
 
 
 # No column stands for the rows: fields that have no name would be taken for it.
@@ -43,6 +49,7 @@ _READERS: dict[str, Callable[[Path], pd.DataFrame]] = {
 }
 # Time steps after which a series is most like itself, by their length in seconds.
 _DAY = 86400
+_ONE_DAY = pd.Timedelta(days=1)
 _SEASONS = {91 * _DAY: 4, 30 * _DAY: 12, 7 * _DAY: 52}
 
 
@@ -298,12 +305,13 @@ def _read_timestamps(
                 f"{source}: the timestamp of row {rows[0] + 2}, {times.iloc[rows[0] + 1]}, {what} that of the row "
                 "above; sort the rows and keep one for each time."
             )
-    return pd.DatetimeIndex(times.dt.tz_localize(None) if _is_of_days(times) else times)
+    return pd.DatetimeIndex(_of_place(times, times.dt.tz_localize(None)))
 
 
-def _is_of_days(times: pd.Series) -> bool:
-    """Whether time steps are days or longer: those of the place, where a day in spring has 23 hours."""
-    return bool(times.diff().median() >= pd.Timedelta(days=1))
+def _of_place(times: pd.Series, local: pd.Series) -> pd.Series:
+    """Times, or what clocks of the place show if steps are whole days by these alone: one in spring has 23 hours."""
+    whole = [(read.diff().iloc[1:] % _ONE_DAY == pd.Timedelta(0)).all() for read in (times, local)]
+    return local if whole == [False, True] and times.diff().median() >= _ONE_DAY else times
 
 
 def _parse_dates(column: pd.Series) -> pd.Series:
@@ -313,12 +321,16 @@ def _parse_dates(column: pd.Series) -> pd.Series:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of dates that can only be read the other way
             try:
-                read.append(parse(column))
-            except ValueError:  # across daylight saving, with its two distances from UTC, in which hours are even
-                times = parse(column, utc=True)
-                if _is_of_days(times):
-                    times = pd.Series([parse(date).tz_localize(None) for date in column], column.index)
-                read.append(times)
+                times = parse(column)
+            except ValueError:
+                times = None
+            # Across daylight saving, with two distances from UTC, in which hours are even.
+            if times is None or (times.isna().any() and parse(column, utc=True).notna().all()):
+                times = in_utc = parse(column, utc=True)
+                if in_utc.diff().median() >= _ONE_DAY:
+                    local = pd.Series([parse(date).tz_localize(None) for date in column], column.index)
+                    times = _of_place(in_utc, local)
+            read.append(times)
     even = [times for times in read if times.notna().all() and _frequency(pd.DatetimeIndex(times)) is not None]
     # Of a few rows with a gap days are told from months by nothing.
     long = [times for times in read if len(times) > 12 and times.notna().all()]

@@ -133,13 +133,13 @@ class Scaler:
             mean, std = np.nanmean(part, axis=0), np.nanstd(part, axis=0)
         # A constant's deviation is rounding.
         is_constant = std <= 1e-12 * np.abs(mean)
-        if is_constant.any():
-            names = ", ".join(np.array(series.columns)[is_constant])
-            logger.warning("%s: %s, constant in the part for training, is not scaled.", series.source, names)
         std = np.where(is_constant, 1, std)
         for name, is_finite in zip(series.columns, np.isfinite(mean) & np.isfinite(std), strict=True):
             if not is_finite:
                 raise UserError(f"{series.source}: {name} has values too large for a deviation; give it other units.")
+        if is_constant.any():
+            names = ", ".join(np.array(series.columns)[is_constant])
+            logger.warning("%s: %s, constant in the part for training, is not scaled.", series.source, names)
         return cls(series.columns, mean.tolist(), std.tolist(), series.timestamp_column, split_fractions)
 
     def apply(self, series: Series) -> np.ndarray:

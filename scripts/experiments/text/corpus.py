@@ -231,7 +231,8 @@ def _load_dataset(spec: str, arguments: CorpusArguments) -> dict[Side, TextSourc
         return {"train": _make_source(path, rows, fingerprint, "row", arguments, Path(path).name)}
     cache_dir = arguments.cache_dir
     if os.path.isdir(path):  # by its content, as above
-        files = sorted(str(file) for file in Path(path).rglob("[!.]*") if file.is_file())
+        found = [file for file in Path(path).rglob("*") if file.is_file()]
+        files = sorted(str(file) for file in found if "/." not in f"/{file.relative_to(path).as_posix()}")
         cache_dir = os.path.join(cache_dir or datasets.config.HF_DATASETS_CACHE, digest(*map(_hash_file, files)))
     with _explained_errors(spec):
         builder = find_dataset(path, config, revision, cache_dir)

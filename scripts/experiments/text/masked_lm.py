@@ -108,7 +108,7 @@ class MaskNumbering(TrainerCallback):
 
 def mask_once(blocks: Dataset, tokenizer: PreTrainedTokenizerBase, mlm_probability: float, seed: int) -> Dataset:
     """Mask evaluation blocks once, with `labels`, and cache that: all models predict the same tokens at any batch."""
-    special = [tokenizer.mask_token_id, tokenizer.all_special_ids]
+    special = [tokenizer.mask_token_id, tokenizer.all_special_ids, tokenizer.padding_side]
     rules = [MASKING_VERSION, transformers.__version__, tokenizer_rules(tokenizer), special, mlm_probability, seed]
     return blocks.map(
         _mask_rows,
