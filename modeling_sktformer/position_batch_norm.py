@@ -24,10 +24,11 @@ class PositionBatchNorm(nn.Module):
 
     def __init__(self, config):
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(config.max_position_embeddings))
-        self.bias = nn.Parameter(torch.zeros(config.max_position_embeddings))
-        self.register_buffer("running_mean", torch.zeros(config.max_position_embeddings))
-        self.register_buffer("running_var", torch.ones(config.max_position_embeddings))
+        size, dtype = config.max_position_embeddings, torch.promote_types(torch.get_default_dtype(), torch.float32)
+        self.weight = nn.Parameter(torch.ones(size))
+        self.bias = nn.Parameter(torch.zeros(size))
+        self.register_buffer("running_mean", torch.zeros(size, dtype=dtype))
+        self.register_buffer("running_var", torch.ones(size, dtype=dtype))
 
     def forward(self, inputs: torch.Tensor, sequences: Sequences) -> torch.Tensor:
         """Normalise `(batch_size, sequence_length, hidden_size)`; what stands at padding has no influence."""

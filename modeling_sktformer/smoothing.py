@@ -78,9 +78,9 @@ class FourierConvolution(nn.Module):
 
     def __init__(self, config):
         super().__init__()
-        self.num_segments = config.num_segments
-        self.num_positions = config.max_position_embeddings
-        self.filter = nn.Parameter(torch.empty(config.hidden_size, self.num_positions // 2 + 1, 2))
+        self.num_segments, self.num_positions = config.num_segments, config.max_position_embeddings
+        dtype = torch.promote_types(torch.get_default_dtype(), torch.float32)  # of a model made in half precision, too
+        self.filter = nn.Parameter(torch.empty(config.hidden_size, self.num_positions // 2 + 1, 2, dtype=dtype))
 
     def forward(self, inputs: torch.Tensor, circle: Circle) -> torch.Tensor:
         """Map `(B, S, d)`, zero at padding, to the same shape."""
