@@ -36,7 +36,7 @@ RUN_FILE = "run.json"
 _SET_ASIDE = ".overwritten"
 # Where what says that a run is finished waits until the longer one has come to something.
 _FINISHED = ".finished"
-_LEFT_FILE = "left.json"  # what there was of models and checkpoints then
+_LEFT_FILE = ".left"  # what there was of models and checkpoints then
 # What a process that was killed, or met a full disk, may leave behind.
 _LEFT_OVER = re.compile(r"\.lock|\.(arguments\.yaml|run\.json)\.\d+")
 # What is said about one start and is no part of the run, and what must not be written down.
@@ -231,19 +231,19 @@ def _place(folder: Path) -> Path:
     aside, finished = folder / _SET_ASIDE, folder / _FINISHED
     if (aside / RUN_FILE).is_file() and not (folder / RUN_FILE).is_file():
         return aside
-    is_kept = (finished / RUN_FILE).is_file() and read_json(finished / _LEFT_FILE, None) == _left(folder)
+    is_kept = (finished / RUN_FILE).is_file() and read_json(finished / _LEFT_FILE, []) == _left(folder)
     return finished if is_kept else folder
 
 
 def _left(folder: Path) -> list[Any]:
-    """A run's newest checkpoint, and its models with the times at which they were written."""
-    models = [[path.name, path.stat().st_mtime_ns] for path in sorted(folder.glob("*.safetensors"))]
-    return [Path(find_checkpoint(folder) or "").name, *models]
+    """A run's checkpoints and models, with the times at which they were written."""
+    files = [*folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*/trainer_state.json"), *folder.glob("*.safetensors")]
+    return [[path.relative_to(folder).as_posix(), path.stat().st_mtime_ns] for path in sorted(files)]
 
 
 def _contents(folder: Path) -> list[Path]:
     """What is in a folder but for the lock that is held and what was set aside; what says that it is a run first."""
-    paths = (path for path in folder.iterdir() if path.name not in (".lock", _SET_ASIDE))
+    paths = (path for path in folder.iterdir() if path.name not in (".lock", _SET_ASIDE, _LEFT_FILE))
     return sorted(paths, key=lambda path: path.name != RUN_FILE)
 
 
@@ -268,9 +268,9 @@ def _restore(folder: Path) -> None:
 def _put_back(place: Path) -> None:
     """Move what was set aside to where it was, what says that it is a run last."""
     if place.is_dir():
-        (place / _LEFT_FILE).unlink(missing_ok=True)
         for path in reversed(_contents(place)):
             path.replace(place.parent / path.name)
+        (place / _LEFT_FILE).unlink(missing_ok=True)
         place.rmdir()
 
 

@@ -68,7 +68,8 @@ def test_times_that_are_the_index_of_a_parquet_file_are_read(tmp_path, name):
 def test_whatever_pandas_keeps_as_the_index_of_a_parquet_file_is_read(tmp_path):
     file = tmp_path / "s.parquet"
     values = table()[["a", "b"]]
-    for index in (pd.Index(table()["date"], name=None), pd.period_range("2024-01", periods=50, freq="M")):
+    days = pd.Index(pd.date_range("2024-01-01", periods=50).date)
+    for index in (pd.Index(table()["date"], name=None), pd.period_range("2024-01", periods=50, freq="M"), days):
         values.set_index(index).to_parquet(file)
         series = read_file(str(file), None, None)
         assert (series.columns, series.timestamp_column) == (["a", "b"], "date")
@@ -350,6 +351,14 @@ def test_days_are_those_of_the_place(frequency, written):
         assert (len(series.values), series.num_gaps) == (90, 2 * len(missing))
         after = pd.date_range(times[-1], periods=2, freq=frequency)[1]
         assert series.following_timestamps(1) == [str(after.date())]
+
+
+def test_days_of_the_place_may_have_an_odd_one():
+    times = [f"2024-03-{day:02}T00:00+01:00" for day in range(20, 32)] + [
+        f"2024-04-{day:02}T00:00+02:00" for day in range(1, 9)
+    ]
+    times[3] = "2024-03-23T01:00+01:00"
+    assert make_series("s", table(20, date=times), None, None).following_timestamps(1) == ["2024-04-09 00:00:00"]
 
 
 def test_days_of_one_distance_from_utc_keep_it():

@@ -90,6 +90,35 @@ def test_a_run_that_was_to_grow_and_was_killed_is_finished_still(tmp_path, writt
         assert files_of(killed) == before
 
 
+@pytest.mark.parametrize("count", [0, 1, 2])
+def test_what_says_that_a_run_is_finished_outlives_a_process_killed_as_it_is_put_back(tmp_path, monkeypatch, count):
+    folder, killed = tmp_path / "run", tmp_path / "killed"
+    finish(folder, identity(10))
+    before = files_of(folder)
+    with claim_run_folder(folder, identity(20), {"seed": 0, "max_steps": 20}):
+        shutil.copytree(folder, killed)
+    replace = Path.replace
+    moved: list[str] = []
+
+    def move(path, target):
+        if path.parent.name == run_folder._FINISHED:
+            if len(moved) == count:
+                raise KeyboardInterrupt
+            moved.append(path.name)
+        return replace(path, target)
+
+    with monkeypatch.context() as context:
+        context.setattr(Path, "replace", move)
+        context.setattr(run_folder.shutil, "rmtree", lambda *args, **kwargs: None)  # a killed process does not
+        with pytest.raises(KeyboardInterrupt), claim_run_folder(killed, identity(10), {}):
+            pass
+    assert len(moved) == count
+    assert folder_state(killed, identity(10)) == "finished"
+    with claim_run_folder(killed, identity(10), {}) as state:
+        assert state == "finished"
+    assert files_of(killed) == before
+
+
 def test_what_says_that_a_run_is_finished_does_not_outlive_a_longer_one(tmp_path):
     folder, killed = tmp_path / "run", tmp_path / "killed"
     finish(folder, identity(10))

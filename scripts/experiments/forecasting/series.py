@@ -35,7 +35,7 @@ def _read_parquet(file: Path) -> pd.DataFrame:
         return table
     if index.name is None:
         is_time = isinstance(index, (pd.DatetimeIndex, pd.PeriodIndex))
-        if not is_time and pd.api.types.is_string_dtype(index) and not columns & {*_TIMESTAMPS}:
+        if not columns & {*_TIMESTAMPS} and index.inferred_type in ("string", "date", "datetime"):
             is_time = bool(pd.to_datetime(index, errors="coerce", format="mixed", utc=True).notna().all())
         index.name = _TIMESTAMPS[0] if is_time else None
     return table if index.name is None or index.name in table.columns else table.reset_index()
@@ -309,9 +309,10 @@ def _read_timestamps(
 
 
 def _of_place(times: pd.Series, local: pd.Series) -> pd.Series:
-    """Times, or what clocks of the place show if steps are whole days by these alone: one in spring has 23 hours."""
-    whole = [(read.diff().iloc[1:] % _ONE_DAY == pd.Timedelta(0)).all() for read in (times, local)]
-    return local if whole == [False, True] and times.diff().median() >= _ONE_DAY else times
+    """Times, or what clocks of the place show if that are dates or more steps whole days: one in spring has 23 hours."""
+    whole = [(read.diff().iloc[1:] % _ONE_DAY == pd.Timedelta(0)).mean() for read in (times, local)]
+    is_local = whole[1] > whole[0] or bool((local == local.dt.normalize()).all())
+    return local if is_local and times.diff().median() >= _ONE_DAY else times
 
 
 def _parse_dates(column: pd.Series) -> pd.Series:
