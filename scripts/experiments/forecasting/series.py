@@ -309,7 +309,8 @@ def _read_timestamps(
 
 
 def _of_place(times: pd.Series, local: pd.Series) -> pd.Series:
-    """Times, or what clocks of the place show if that are dates or more steps whole days: one in spring has 23 hours."""
+    """Times, or what clocks of the place show if these are dates, or whole days more often than times."""
+    # A day of the place has 23 hours in spring.
     whole = [(read.diff().iloc[1:] % _ONE_DAY == pd.Timedelta(0)).mean() for read in (times, local)]
     is_local = whole[1] > whole[0] or bool((local == local.dt.normalize()).all())
     return local if is_local and times.diff().median() >= _ONE_DAY else times
