@@ -135,20 +135,6 @@ def test_evaluation_masks_do_not_depend_on_the_side_of_padding(tokenizer):
             assert {row[0], row[-1]} == {2, 3}
 
 
-def test_masks_do_not_follow_the_generator_that_the_library_makes(tokenizer, monkeypatch):
-    """Newer releases make one with the first batch of a process, whatever there is."""
-    rows = list(make_blocks([16, 16]))
-    collator, other = (MaskingCollator(tokenizer=tokenizer, seed=3, mlm_probability=0.5) for _ in range(2))
-    mask = collator.torch_mask_tokens
-
-    def mask_anew(*args, **kwargs):
-        collator.create_rng("pt")
-        return mask(*args, **kwargs)
-
-    monkeypatch.setattr(collator, "torch_mask_tokens", mask_anew)
-    assert torch.equal(collator(rows)["labels"], other(rows)["labels"])
-
-
 def test_masks_follow_the_seed_and_the_number_of_the_batch_alone(tokenizer):
     """The seed of a batch is made of `seed/number`: another way to make it gives every recorded run other masks."""
     rows = list(make_blocks([16] * 8))

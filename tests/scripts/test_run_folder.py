@@ -90,6 +90,23 @@ def test_a_run_that_was_to_grow_and_was_killed_is_finished_still(tmp_path, writt
         assert files_of(killed) == before
 
 
+def die_as_files_are_put_back(context, place, count):
+    """Stop the process behind so many files of a place, the names of which come to stand in what is returned."""
+    replace = Path.replace
+    moved: list[str] = []
+
+    def move(path, target):
+        if path.parent.name == place:
+            if len(moved) == count:
+                raise KeyboardInterrupt
+            moved.append(path.name)
+        return replace(path, target)
+
+    context.setattr(Path, "replace", move)
+    context.setattr(run_folder.shutil, "rmtree", lambda *args, **kwargs: None)  # a killed process does not
+    return moved
+
+
 @pytest.mark.parametrize("count", [0, 1, 2])
 def test_what_says_that_a_run_is_finished_outlives_a_process_killed_as_it_is_put_back(tmp_path, monkeypatch, count):
     folder, killed = tmp_path / "run", tmp_path / "killed"
@@ -97,19 +114,8 @@ def test_what_says_that_a_run_is_finished_outlives_a_process_killed_as_it_is_put
     before = files_of(folder)
     with claim_run_folder(folder, identity(20), {"seed": 0, "max_steps": 20}):
         shutil.copytree(folder, killed)
-    replace = Path.replace
-    moved: list[str] = []
-
-    def move(path, target):
-        if path.parent.name == run_folder._FINISHED:
-            if len(moved) == count:
-                raise KeyboardInterrupt
-            moved.append(path.name)
-        return replace(path, target)
-
     with monkeypatch.context() as context:
-        context.setattr(Path, "replace", move)
-        context.setattr(run_folder.shutil, "rmtree", lambda *args, **kwargs: None)  # a killed process does not
+        moved = die_as_files_are_put_back(context, run_folder._FINISHED, count)
         with pytest.raises(KeyboardInterrupt), claim_run_folder(killed, identity(10), {}):
             pass
     assert len(moved) == count
@@ -457,21 +463,11 @@ def test_what_was_set_aside_outlives_a_process_killed_as_it_is_put_back(tmp_path
     with claim_run_folder(tmp_path, first, {}):
         (tmp_path / "model.safetensors").write_text("weights")
         write_json(tmp_path / "metrics.json", {"loss": 1})
-    replace = Path.replace
-    moved: list[str] = []
-
-    def move(path, target):
-        if path.parent.name == run_folder._SET_ASIDE:
-            if len(moved) == count:
-                raise KeyboardInterrupt
-            moved.append(path.name)
-        return replace(path, target)
-
     with monkeypatch.context() as context:
-        context.setattr(Path, "replace", move)
-        context.setattr(run_folder.shutil, "rmtree", lambda *args, **kwargs: None)  # a killed process does not
+        moved = die_as_files_are_put_back(context, run_folder._SET_ASIDE, count)
         with pytest.raises(KeyboardInterrupt), claim_run_folder(tmp_path, other, {}, overwrite=True):
             raise UserError("found late")
+    assert len(moved) == count
     assert folder_state(tmp_path, first) == "finished"
     with claim_run_folder(tmp_path, first, {}) as state:
         assert state == "finished"
