@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import random
 import re
 import signal
@@ -25,6 +24,7 @@ from experiments.run_folder import find_checkpoint
 from experiments.text.masked_lm import MaskedLMTrainer
 from modeling_sktformer import SKTformerForMaskedLM, load_preset
 from support.glue_rows import files_below
+from support.processes import run_on_processes
 from support.steps import note_steps
 
 
@@ -443,26 +443,14 @@ def test_two_processes_train_as_one(tmp_path, recipe):
     dropouts = ["hidden_dropout_prob", "attention_probs_dropout_prob", "smoother_dropout_prob"]
     sizes = "num_hidden_layers=1,hidden_size=32,intermediate_size=64,smoother_norm=layer_norm"
     flags = ["--config_overrides", ",".join([sizes, *(f"{name}=0.0" for name in dropouts)])]
-    launchers = {
-        "one": [sys.executable],
-        "two": [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone"],
-    }
-    losses = {}
-    for name, launcher in launchers.items():
-        folder = tmp_path / name
-        command = [*launcher, str(SCRIPT), "--recipe", str(recipe), "--global_batch_size", "16", "--max_steps", "6"]
-        result = subprocess.run(
-            [*command, *flags, "--output_dir", str(folder)],
-            capture_output=True,
-            text=True,
-            check=False,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "TORCHELASTIC_ERROR_FILE": str(tmp_path / "error")},
-        )
-        assert result.returncode == 0, result.stderr[-3000:]
-        history = metrics_of(folder)["history"]
-        losses[name] = [entry.get("loss", entry.get("eval_loss")) for entry in history]
-    assert len(losses["one"]) > 6
-    assert losses["two"] == pytest.approx(losses["one"], rel=1e-5)
+    losses = []
+    for number in (1, 2):
+        folder = tmp_path / str(number)
+        command = [SCRIPT, "--recipe", recipe, "--global_batch_size", 16, "--max_steps", 6, *flags]
+        run_on_processes(number, *command, "--output_dir", folder)
+        losses.append([entry.get("loss", entry.get("eval_loss")) for entry in metrics_of(folder)["history"]])
+    assert len(losses[0]) > 6
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -3,14 +3,11 @@
 import functools
 import json
 import operator
-import os
 import re
 import statistics
-import subprocess
 import sys
 from contextlib import nullcontext
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -34,6 +31,7 @@ from experiments.lra.tasks import TASKS
 from experiments.run_folder import METRICS_FILE
 from experiments.trials import read_metrics
 from modeling_sktformer import SKTformerConfig
+from support.processes import run_on_processes
 
 
 SIZES = {
@@ -363,20 +361,26 @@ def test_the_same_values_are_masked_at_every_evaluation_of_self_pretraining(run,
 
 
 @pytest.mark.slow
+def test_two_processes_measure_pairs_as_one(run, tmp_path):
+    """Each of ten pairs counts once, although the last batch of the second process, of three, has one of its own."""
+    trained = run(*PAIRS)
+    again = [*PAIRS, "--model_name_or_path", trained, "--do_eval"]
+    one = metrics_of(run(*again, name="one"))
+    flags = ["--recipe", tmp_path / "recipe.yaml", "--use_cpu", "--output_dir", tmp_path / "two", *again]
+    run_on_processes(2, run_lra.__file__, *flags, "--per_device_eval_batch_size", 3)
+    two = metrics_of(tmp_path / "two")
+    assert one["eval_samples"] == one["eval_test_samples"] == 10
+    for name in ("eval_loss", "eval_accuracy", "eval_test_loss", "eval_test_accuracy"):
+        assert two[name] == pytest.approx(one[name]), name
+
+
+@pytest.mark.slow
 def test_two_processes_share_the_batch_of_a_recipe(tmp_path):
     """A recipe says how many sequences one device reads, which all of them together are then given."""
     (tmp_path / "recipe.yaml").write_text(json.dumps(FLAGS | {"global_batch_size": 16}))
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone"]
     task = [*map(str, EXPRESSIONS), "--num_generated", "750", "--cache_dir", str(tmp_path / "data")]
     flags = ["--recipe", tmp_path / "recipe.yaml", "--use_cpu", "--output_dir", tmp_path / "run", *task]
-    result = subprocess.run(
-        [*launcher, str(Path(run_lra.__file__)), *map(str, flags)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert result.returncode == 0, result.stderr[-3000:]
+    printed = run_on_processes(2, run_lra.__file__, *flags)
     metrics = metrics_of(tmp_path / "run")
     assert metrics["global_batch_size"] == 16
     # Two processes read eight of 15 examples each: none counts twice, which would show between 0 and 1.
@@ -388,7 +392,7 @@ def test_two_processes_share_the_batch_of_a_recipe(tmp_path):
         answers = model(**collate([test[n] for n in range(15)])).logits.argmax(-1).numpy()
     assert (answers == test.labels).mean() == pytest.approx(metrics["eval_test_accuracy"])
     assert max(entry["step"] for entry in metrics["history"]) == 45  # steps for 720 expressions
-    assert "| this model" in result.stdout
+    assert "| this model" in printed
 
 
 @pytest.mark.parametrize("model_type", ["sktformer", "bert", "fnet", "nystromformer"])

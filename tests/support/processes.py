@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -70,6 +71,16 @@ def run_in_process(children, command, **options):
         context.setattr(sys, "argv", flags)
         importlib.import_module(Path(script).stem).main()
     return 0
+
+
+def run_on_processes(number: int, script: str | Path, *flags: Any) -> str:
+    """Start a script as a command of its own, on one process or more; what it has printed."""
+    several = ["-m", "torch.distributed.run", "--nproc_per_node", str(number), "--standalone"]
+    command = [sys.executable, *(several if number > 1 else []), str(script), *map(str, flags)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert result.returncode == 0, result.stderr[-3000:]
+    return result.stdout
 
 
 def run_without_package(program: str, *arguments: Path, folder: Path) -> None:

@@ -2,7 +2,6 @@
 
 import json
 import logging
-import os
 import shutil
 import subprocess
 import sys
@@ -26,6 +25,7 @@ from experiments.results import write_atomically
 from experiments.run_folder import RUN_FILE
 from support.glue_rows import files_below, make_rows, make_tokenizer, read_metrics, write_rows, write_tasks
 from support.glue_runs import SCRIPT, Stopped, run, save_other_architecture, stop, stop_at_step
+from support.processes import run_on_processes
 from support.steps import note_steps
 
 
@@ -437,22 +437,10 @@ def test_models_train_and_evaluate_only_what_was_asked(tmp_path, checkpoint, mon
     assert seen == [(True, True), (True, False), (False, True), (False, False), (True, True)]
 
 
-def run_two_processes(*flags):
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone"]
-    result = subprocess.run(
-        [*launcher, str(SCRIPT), *map(str, flags)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert result.returncode == 0, result.stderr[-3000:]
-
-
 @pytest.mark.slow
 def test_two_processes_train_one_model(tmp_path, recipe):
-    run_two_processes("--recipe", recipe, "--task_name", "mnli", "rte", "--mnli_checkpoint", "run", "--seeds", 2,
-                      "--global_batch_size", 16, "--do_train", "--do_predict")  # fmt: skip
+    run_on_processes(2, SCRIPT, "--recipe", recipe, "--task_name", "mnli", "rte", "--mnli_checkpoint", "run",
+                     "--seeds", 2, "--global_batch_size", 16, "--do_train", "--do_predict")  # fmt: skip
     metrics = read_metrics(tmp_path / "run" / "rte" / "seed-43")
     assert metrics["global_batch_size"] == 16
     assert metrics["eval_loss"] > 0
@@ -466,7 +454,7 @@ def test_two_processes_have_the_curve_of_one(tmp_path, recipe, monkeypatch):
             "--save_strategy", "steps", "--save_steps", 2, "--load_best_model_at_end", "--do_train",
             "--do_predict", "--global_batch_size", 8, "--per_device_eval_batch_size", 3]  # fmt: skip
     run(monkeypatch, *more, "--output_dir", tmp_path / "one")
-    run_two_processes(*more, "--per_device_train_batch_size", 4)
+    run_on_processes(2, SCRIPT, *more, "--per_device_train_batch_size", 4)
     one, two = (read_metrics(tmp_path / name / "sst2") for name in ("one", "run"))
     for name in ("loss", "eval_loss", "eval_score", "grad_norm"):
         curves = [[entry[name] for entry in metrics["history"] if name in entry] for metrics in (one, two)]
