@@ -151,8 +151,8 @@ class SKTformerConfig(PreTrainedConfig):
                 raise ValueError(f"SKTformer is an encoder: `{option}=True` cannot be had; leave the option out.")
         if "head_dim" in kwargs:
             raise ValueError("`head_dim` is hidden_size / num_attention_heads; choose these.")
-        # `PreTrainedConfig` keeps unknown keys as attributes, so a misspelt size would be ignored without a word.
-        for key in kwargs:
+        # Unknown keys are kept as attributes, so that a misspelt size would be ignored; those saved are the owner's.
+        for key in kwargs if self.transformers_version is None else ():
             if not hasattr(PreTrainedConfig, key) and (similar := self._similar_field(key)):
                 raise ValueError(f"SKTformerConfig has no field `{key}`; did you mean `{similar}`?")
         super().__post_init__(**kwargs)

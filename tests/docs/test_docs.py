@@ -178,7 +178,7 @@ def test_the_numbers_that_matter_stand_in_the_results_they_name(folder, least):
     """In rows of the model that they are said to be of; a row without a link is of the file of the one above it."""
     text = (folder / "README.md").read_text(encoding="utf-8")
     tables = re.findall(
-        r"^\| what \| SKTformer \| best other \| first \|\n.*\n((?:\|.*\n)+)", text, flags=re.MULTILINE
+        r"^\| what \| SKTformer \| best other \| order \|\n.*\n((?:\|.*\n)+)", text, flags=re.MULTILINE
     )
     rows = [row for table in tables for row in table.splitlines()]
     assert len(rows) > least

@@ -346,7 +346,9 @@ def test_a_head_s_width_cannot_be_chosen():
 def test_keys_of_others_are_kept(tmp_path):
     others: dict[str, Any] = {"sep_token_id": 3, "mask_token_id": 4, "my_note": "hello"}
     others |= {"pad_token": "[PAD]", "pad_token_label_id": -100, "use_token_type_ids": True}
-    SKTformerConfig(**others).save_pretrained(tmp_path)
+    config = SKTformerConfig(**others)
+    others["features"] = config.features = ["title", "body"]  # which a constructor would take for a slip
+    config.save_pretrained(tmp_path)
     kept = vars(SKTformerConfig.from_pretrained(tmp_path))
     assert {name: kept[name] for name in others} == others
 

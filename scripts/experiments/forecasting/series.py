@@ -303,7 +303,7 @@ def _read_timestamps(
         if len(rows) and not in_any_order:
             raise UserError(
                 f"{source}: the timestamp of row {rows[0] + 2}, {times.iloc[rows[0] + 1]}, {what} that of the row "
-                "above; sort the rows and keep one for each time."
+                "above; give each series a column of its own, or sort the rows and keep one for each time."
             )
     return pd.DatetimeIndex(_of_place(times, times.dt.tz_localize(None)))
 

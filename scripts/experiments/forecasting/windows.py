@@ -51,7 +51,7 @@ class SeriesArguments:
     prediction_length: list[int] | None = flag(None, "Time steps to forecast; several train one model each.")
     context_length: int | None = flag(None, "Time steps to read; by default the task's, or 96.")
     seasonal_period: int | None = flag(
-        None, "Time steps of the seasonal baseline; by default the task's, a day's or a year's."
+        None, "Time steps of the seasonal baseline; by default the task's, a day's, a week's or a year's."
     )
     max_train_samples: int | None = flag(None, "Train on so many windows, spread evenly over all.")
     max_eval_samples: int | None = flag(None, "Likewise for validation.")
