@@ -37,14 +37,13 @@ def fourier_convolution(
     r"""
     Convolve every column's segment average with that column's filter, around a circle of N >= S positions.
 
-    Equations 5 and 6. The listing tiles the r averages over the columns where Equation 6 repeats each of them d / r
-    times in a row; Equation 6 is followed. Only r forward transforms are needed for d columns. Time O(d N log N),
-    memory O(d N) per sequence.
+    Equations 5 and 6, not the listing, which tiles the r averages where Equation 6 repeats each of them d / r times in
+    a row. Only r forward transforms are needed for d columns. Time O(d N log N), memory O(d N) per sequence.
 
     Columns `(B, S, d)`, zero at padding, and filters `(d, F, 2)`, the real and imaginary part of each column's at each
-    frequency, give `(B, S, d)` in the columns' dtype, non-zero at padding too. Filters are real, because complex
-    parameters are cut by casts and refused by optimizers and compilers. Transforms run in float32 at least, whatever
-    the precision around them, because neither bfloat16 nor, for most lengths, float16 has any.
+    frequency, give `(B, S, d)` in the columns' dtype, non-zero at padding too. Filters are real, because complex ones
+    are cut by casts and refused by optimizers and compilers; transforms run in float32 at least, whatever is around
+    them, because neither bfloat16 nor, for most lengths, float16 has any.
     """
     length = inputs.shape[1]
     averages = average_segments(inputs, num_segments)
@@ -82,8 +81,9 @@ class FourierConvolution(nn.Module):
         dtype = torch.promote_types(torch.get_default_dtype(), torch.float32)  # of a model made in half precision, too
         self.filter = nn.Parameter(torch.empty(config.hidden_size, self.num_positions // 2 + 1, 2, dtype=dtype))
 
-    def forward(self, inputs: torch.Tensor, circle: Circle) -> torch.Tensor:
-        """Map `(B, S, d)`, zero at padding, to the same shape."""
+    def forward(self, inputs: torch.Tensor, circle: Circle | None = None) -> torch.Tensor:
+        """Map `(B, S, d)`, zero at padding, to the same shape; without a circle, around the model's positions."""
+        circle = circle or Circle(self.num_positions)
         return fourier_convolution(inputs, self.fitting_filter(circle), self.num_segments, circle.num_positions)
 
     def fitting_filter(self, circle: Circle) -> torch.Tensor:
@@ -174,7 +174,7 @@ class Smoother(nn.Module):
             parts = {stem: ConvolutionStem, stem.convolution: nn.Conv1d, fourier_convolution: FourierConvolution}
             if all(map(is_plain, parts, parts.values())):
                 return stem.forward_folded(hidden_states, fourier_convolution, sequences, circle)
-        smoothed = fourier_convolution(hidden_states, circle)
+        smoothed = fourier_convolution(hidden_states, circle=circle)
         if stem is None:
             return smoothed + hidden_states
         return stem(torch.cat([sequences.zero_padding(smoothed), hidden_states], dim=-1), sequences)

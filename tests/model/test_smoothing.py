@@ -66,6 +66,12 @@ def make_inputs(batch_size: int, length: int, dtype: torch.dtype = torch.float64
     return torch.randn(batch_size, length, WIDTH, dtype=torch.float64).to(dtype)
 
 
+def test_a_fourier_convolution_alone_has_the_whole_circle():
+    """As those call it that hand on tensors alone."""
+    convolution, inputs = Convolution(32), make_inputs(2, 9)
+    torch.testing.assert_close(convolution.convolution(inputs), convolution.on_the_whole_circle(inputs))
+
+
 @pytest.fixture
 def force(monkeypatch):
     """A function that makes all batches take one form, whatever it costs."""
