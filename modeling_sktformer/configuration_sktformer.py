@@ -151,7 +151,7 @@ class SKTformerConfig(PreTrainedConfig):
                 raise ValueError(f"SKTformer is an encoder: `{option}=True` cannot be had; leave the option out.")
         if "head_dim" in kwargs:
             raise ValueError("`head_dim` is hidden_size / num_attention_heads; choose these.")
-        # Unknown keys are kept as attributes, so that a misspelt size would be ignored; those saved are the owner's.
+        # Unknown keys are kept as attributes, so a misspelt size would be ignored; what was saved has its owner's.
         for key in kwargs if self.transformers_version is None else ():
             if not hasattr(PreTrainedConfig, key) and (similar := self._similar_field(key)):
                 raise ValueError(f"SKTformerConfig has no field `{key}`; did you mean `{similar}`?")
