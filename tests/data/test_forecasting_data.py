@@ -389,7 +389,7 @@ def test_dates_under_another_name_are_offered_as_such():
 
 def test_timestamps_out_of_order_are_named():
     rows = table()
-    with pytest.raises(UserError, match=r"timestamp of row 4, .*, is before that of the row above; sort"):
+    with pytest.raises(UserError, match=r"timestamp of row 4, .*, is before that of the row above; give each"):
         make_series("s", rows.iloc[[0, 1, 3, 2, 4]], None, None)
     with pytest.raises(UserError, match=r"timestamp of row 3, .*, equals that of the row above"):
         make_series("s", rows.iloc[[0, 1, 1, 2]], None, None)
