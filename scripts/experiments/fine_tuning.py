@@ -241,6 +241,7 @@ def run_trial(job: Job, trial: Trial, arguments: dict[str, Any], announces: bool
         resumed = args.resume_from_checkpoint if holds_checkpoint(trial) else find_checkpoint(trial.folder)
         trained |= trainer.train(resume_from_checkpoint=resumed).metrics | timer.metrics()
         PartialState().wait_for_everyone()  # until all have loaded the best checkpoint, which the first deletes
+        trained["steps"] = trainer.state.global_step
         if keeps_best:
             trained["best_step"] = trainer.state.best_global_step
     # What is measured of the best model, behind the last step, is nothing of that step.

@@ -578,7 +578,7 @@ def test_training_stops_early_and_goes_on_counting(tmp_path, monkeypatch, cut):
     values = BEST | {"early_stopping_patience": 3, "max_steps": 40, "save_total_limit": None}
     whole = run(tmp_path / "whole", **values)
     taken, best = len(losses(whole)), whole["best_step"]
-    assert taken == best + 3 < 40
+    assert whole["steps"] == taken == best + 3 < 40
     # Cut short while it counts; and then again when it has counted, in a folder that has moved.
     cut(taken - 1)
     with pytest.raises(Stopped):
@@ -591,6 +591,7 @@ def test_training_stops_early_and_goes_on_counting(tmp_path, monkeypatch, cut):
     (tmp_path / "run").rename(tmp_path / "moved")
     resumed = run(tmp_path / "moved", **values)
     assert (len(losses(resumed)), resumed["best_step"], resumed["score"]) == (taken, best, whole["score"])
+    assert resumed["steps"] == taken
     assert_same_weights(tmp_path / "moved", tmp_path / "whole")
 
 

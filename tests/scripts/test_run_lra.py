@@ -18,7 +18,9 @@ from transformers import AutoModelForNextSentencePrediction, AutoModelForSequenc
 
 import run_lra
 from experiments.arguments import CONFIGURATION, UserError, flag_values, parse_command
+from experiments.comparisons import execution
 from experiments.comparisons.lra_tables import TABLES, tables_of
+from experiments.comparisons.stages import ComparisonArguments
 from experiments.fine_tuning import predict
 from experiments.lra import data, published
 from experiments.lra.data import load_parts
@@ -29,7 +31,7 @@ from experiments.lra.published import PUBLISHED_TASKS, ROWS, published_figures, 
 from experiments.lra.report import SETTING, write_report
 from experiments.lra.tasks import TASKS
 from experiments.run_folder import METRICS_FILE
-from experiments.trials import read_metrics
+from experiments.trials import plan_trials, read_metrics
 from modeling_sktformer import SKTformerConfig
 from support.processes import run_on_processes
 
@@ -752,6 +754,22 @@ def test_curves_of_listops_have_a_higher_rate_too():
     assert others == {"BERT", "FNet", "Nystromformer"}
     assert not any(map(rates.get, others))
     assert "SKTformer-1e-3" not in TABLES["lra_curves_text"].stages[0].rows()
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_rows_of_equal_time_are_timed_without_evaluations_and_evaluated_ten_times(task, tmp_path):
+    table, arguments = TABLES[f"lra_time_{task}"], ComparisonArguments(table="x", minutes=20.0)
+    (stage,) = table.with_arguments(arguments).stages
+    planner = execution._StageRuns(stage, stage.rows(), {"data_dir": "x"}, arguments, {})
+    for row, case in planner.cells:
+        assert case.minutes == 20
+        for of_run, steps in ((case.timed(), 40), (case.in_steps(600), 2000)):
+            argv = [*planner.plan(row, of_run, 1e-3).arguments, "--use_cpu", "--output_dir", str(tmp_path)]
+            training = parse_command(run_lra.ARGUMENTS, argv=argv).groups[-1]
+            plan_trials(tmp_path, training, {})
+            assert (training.max_steps, training.load_best_model_at_end) == (steps, steps == 2000)
+            assert training.eval_strategy == ("steps" if steps == 2000 else "no")
+    assert training.eval_steps == training.save_steps == 0.1
 
 
 def test_columns_have_the_paper_s_figures():

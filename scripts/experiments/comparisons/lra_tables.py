@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import replace
 
+from experiments.comparisons.frontier_tables import HOW_TIMED
 from experiments.comparisons.stages import Case, Curve, Measure, Stage, Table
 from experiments.lra.published import CURVE_STEPS, NOISES, PUBLISHED_TASKS, ROWS, SPREADS
 from experiments.lra.tasks import TASKS
@@ -24,9 +25,9 @@ _NOTES = (
         "like lengths has less padding than evaluation, in the order of the examples.",
     ),
     ("Nystromformer", "- Nystromformer is linear where no input is padded, and has full attention where some are."),
-    "- Times of steps are those of the trainings, beside which other runs may have gone on.",
-    ("(paper)", "- Rows marked as the paper's are reprints of its tables, on data and a split of its own."),
 )
+_PAPER = ("(paper)", "- Rows marked as the paper's are reprints of its tables, on data and a split of its own.")
+_TRAINED = "- Times of steps are those of the trainings, beside which other runs may have gone on."
 
 
 def _accuracy(title: str, key: str = "eval_test_accuracy", rows: tuple[tuple[str, str], ...] = ()) -> Measure:
@@ -59,7 +60,7 @@ def _stage(task: str, what: str, runs: str, measures: tuple[Measure, ...], cases
 
 
 def _table(task: str, title: str, *stages: Stage) -> Table:
-    return Table(f"Long Range Arena, {TASKS[task].title}: {title}", _TEXT % task, stages, _NOTES)
+    return Table(f"Long Range Arena, {TASKS[task].title}: {title}", _TEXT % task, stages, (*_NOTES, _TRAINED, _PAPER))
 
 
 def _whole(task: str) -> Table:
@@ -112,6 +113,21 @@ def _curves(task: str, num_steps: int, is_whole: bool = False) -> Table:
     return replace(table, notes=(note, *table.notes))
 
 
+def _equal_time(task: str) -> Table:
+    """What each of the encoders reaches in the same time, in a training of that length."""
+    every = ("--eval_strategy", "steps", "--eval_steps", "0.1", "--save_strategy", "steps", "--save_steps", "0.1")
+    case = Case(TASKS[task].title, flags=every, minutes=30.0)
+    measures = (_accuracy("accuracy (%)"), Measure("steps", "steps", format=",.0f", pooled=True), *_costs())
+    stage = replace(_stage(task, "time", "lra_curves_short", measures, (case,)), search_steps=500)
+    table = _table(task, "equal time", stage)
+    text = (
+        "Each row trains for {minutes:g} minutes: as many of its own steps as fit into the time, with a schedule of "
+        "that length. "
+    )
+    median = "- Where lengths differ, so do the times of steps, of which the median counts."
+    return replace(table, text=text + table.text, notes=(*_NOTES, HOW_TIMED, median))
+
+
 def _noise() -> Table:
     """Table 5: noise on the pixels of Image."""
     amplitudes = next(iter(NOISES.values()))
@@ -152,6 +168,7 @@ def tables_of(task: str) -> dict[str, Table]:
     return {
         f"lra_{task}": _whole(task),
         f"lra_curves_{task}": _curves(task, 5000),
+        f"lra_time_{task}": _equal_time(task),
         f"lra_impact_{task}": _analysis(task, "impact", "r, s1 and s2"),
         f"lra_ablation_{task}": _analysis(task, "ablation", "without a part"),
         f"lra_self_pretraining_{task}": _self_pretraining(task),

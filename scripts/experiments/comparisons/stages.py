@@ -87,7 +87,7 @@ class Case:
     def timed(self, threads: str = "") -> "Case":
         """The short run that tells how long a step takes with so many threads, in which nothing else is done."""
         name = "-".join(filter(None, (self.name, "timed", threads and f"{threads}threads")))
-        flags = (*self.flags, "--eval_strategy", "no", "--save_strategy", "no")
+        flags = (*self.flags, "--eval_strategy", "no", "--save_strategy", "no", "--load_best_model_at_end", "false")
         return replace(self, name=name, flags=flags, max_steps=_TIMED_STEPS, minutes=None)
 
     def in_steps(self, step_time: float) -> "Case":
