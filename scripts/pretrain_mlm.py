@@ -20,14 +20,13 @@ import logging
 import math
 import sys
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from accelerate import PartialState
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, set_seed
-from transformers.trainer_pt_utils import AcceleratorConfig, get_model_param_count
+from transformers.trainer_pt_utils import get_model_param_count
 
 from experiments import models
-from experiments import training as progress
 from experiments.arguments import CONFIGURATION, Command, UserError, flag_values, parse_command, run_script
 from experiments.counting import count_encoder
 from experiments.results import describe_environment
@@ -36,22 +35,36 @@ from experiments.text.blocks import MASKED_LM_TOKENS, Blocks, MaskedLMArguments,
 from experiments.text.corpus import Corpus, CorpusArguments, load_corpus
 from experiments.text.examples import show_predictions
 from experiments.text.masked_lm import MaskedLMTrainer, MaskingCollator, MaskNumbering, mask_once
+from experiments.text.pretraining import check_stages, run_identity
 from experiments.text.report import write_report
 from experiments.text.sparse_prediction import score_labelled_only
 from experiments.trainer import StepTimer
+from experiments.training import (
+    RunArguments,
+    announce,
+    announce_run,
+    describe_model,
+    describe_steps,
+    finish_trackers,
+    global_batch,
+    hold_folder,
+    prepare,
+    refuse_other_checkpoints,
+    upload_run,
+)
 
 
 logger = logging.getLogger("pretrain_mlm")
-ARGUMENTS = (models.ModelArguments, CorpusArguments, MaskedLMArguments, progress.RunArguments)
+ARGUMENTS = (models.ModelArguments, CorpusArguments, MaskedLMArguments, RunArguments)
 
 
 def main() -> None:
     paper, quick_start = (CONFIGURATION / "pretrain" / f"{name}.yaml" for name in ("base", "quickstart"))
     command = parse_command(ARGUMENTS, __doc__, paper, quick_start, output_dir="runs/pretrain")
     model_arguments, corpus_arguments, mlm_arguments, training = command.groups
-    progress.prepare(training, command.given)
+    prepare(training, command.given)
     set_seed(training.seed)
-    progress.refuse_other_checkpoints(training, [str(training.output_dir)])
+    refuse_other_checkpoints(training, [str(training.output_dir)])
     check_stages(training, model_arguments, corpus_arguments)
     if not command.asks_for("max_seq_length") and (trained := trained_length(model_arguments.model_name_or_path)):
         mlm_arguments.max_seq_length = command.given["max_seq_length"] = trained
@@ -69,16 +82,16 @@ def main() -> None:
     else:
         model = models.sketch_masked_lm(model_arguments, mlm_arguments.vocab_size, length, training.seed)
     most = "" if named else f" with at most {mlm_arguments.vocab_size:,} tokens"
-    steps = f"; steps: {progress.describe_steps(training, None)} of {length:,} tokens" if training.do_train else ""
-    progress.announce_run(command, plan=f"{describe(command, model)}{most}{steps}")
+    steps = f"; steps: {describe_steps(training, None)} of {length:,} tokens" if training.do_train else ""
+    announce_run(command, plan=f"{describe(command, model)}{most}{steps}")
     identity, folder = run_identity(command, corpus), str(training.output_dir)
     if check_run_folder(folder, identity, training.overwrite, command.paths()) == "finished":
         remedy = "give more --max_steps to go on, or --overwrite" if training.do_train else "--overwrite repeats it"
         logger.info("%s holds this run, finished; %s.", folder, remedy)
-        progress.upload_run(training, folder, "Pre-trained")
+        upload_run(training, folder, "Pre-trained")
         return
     PartialState().wait_for_everyone()  # before the first process empties the folder that the others look at
-    with progress.hold_folder(training, folder, identity, recorded_arguments(command.given)):
+    with hold_folder(training, folder, identity, recorded_arguments(command.given)):
         if not named:
             tokenizer = train_tokenizer_once(Path(folder) / "tokenizer", corpus, mlm_arguments)
             model = models.build_masked_lm(model_arguments, tokenizer, length, training.seed)
@@ -86,42 +99,10 @@ def main() -> None:
         train(command, model, tokenizer, corpus, blocks)
 
 
-def check_stages(training: progress.RunArguments, model: models.ModelArguments, corpus: CorpusArguments) -> None:
-    """Refuse combinations that would train something else than what was asked, or nothing at all."""
-    if training.do_predict:
-        raise UserError("--do_predict is for labels, which pre-training has none of; leave it out.")
-    if not training.do_train and not model.model_name_or_path:
-        raise UserError("--do_eval alone evaluates a checkpoint; name it with --model_name_or_path.")
-    if not training.do_train and training.is_sharded:
-        raise UserError("FSDP prepares no model without an optimizer: evaluate a checkpoint without --fsdp.")
-    if corpus.streaming and training.do_train and training.max_steps <= 0:
-        raise UserError("A streamed corpus has no known length: say how long to train with --max_steps.")
-    if corpus.streaming:
-        # Every process reads its own shards of the stream; dispatching would read all of it in the first.
-        cast(AcceleratorConfig, training.accelerator_config).dispatch_batches = False
-
-
-def run_identity(command: Command, corpus: Corpus) -> progress.RunIdentity:
-    """What decides the result of a run: the text, the model, the masks and the optimisation."""
-    model, reading, mlm, training = command.groups
-    decides = {"data": corpus.fingerprint, "streaming": reading.streaming}
-    if reading.streaming:
-        decides["readers"] = training.num_readers  # which share the documents among themselves
-    unused = ("tokenizer_name", "sparse_prediction")
-    decides |= {name: value for name, value in vars(mlm).items() if name not in unused}
-    decides |= {"probabilities": reading.probabilities, "one_document_per_block": reading.one_document_per_block}
-    decides["config_name"] = models.fingerprint_config(model.config_name)
-    decides |= {"model_type": model.model_type, "config_overrides": model.config_overrides}
-    origin = model.model_name_or_path
-    decides["checkpoint"] = origin and models.fingerprint_checkpoint(origin, model.model_revision)
-    decides["tokenizer"] = mlm.tokenizer_name and models.fingerprint_checkpoint(mlm.tokenizer_name, "main")
-    return progress.training_identity(training, decides)
-
-
 def describe(command: Command, model: PreTrainedModel) -> str:
     """The model, for people."""
     origin, name = command.groups[0].model_name_or_path, command.groups[0].config_name
-    return progress.describe_model(model, f"from {origin}" if origin else f"new, {name}")
+    return describe_model(model, f"from {origin}" if origin else f"new, {name}")
 
 
 def losses(trainer: MaskedLMTrainer) -> list[dict[str, float]]:
@@ -135,10 +116,10 @@ def train(
     """Train, evaluate, and leave the checkpoint with its report."""
     _, _, mlm_arguments, training = command.groups
     num_blocks = None if blocks.is_stream else len(blocks.train)
-    progress.announce(
+    announce(
         model=describe(command, model),
         data=blocks.description,
-        steps=progress.describe_steps(training, num_blocks) if training.do_train else "",
+        steps=describe_steps(training, num_blocks) if training.do_train else "",
     )
     collator = MaskingCollator(
         tokenizer=tokenizer,
@@ -166,7 +147,7 @@ def train(
         batch_size = training.per_device_train_batch_size
         counted = count_encoder(model, batch_size, mlm_arguments.max_seq_length)
         if counted is not None:
-            metrics["step_multiply_adds"] = counted * progress.global_batch(training) / batch_size
+            metrics["step_multiply_adds"] = counted * global_batch(training) / batch_size
     state = trainer.state
     # Where the best model is kept it is measured once more, behind the training; that is no part of the curve.
     history = losses(trainer) if training.load_best_model_at_end else []
@@ -188,8 +169,8 @@ def train(
         trainer.save_finished()
     if trainer.is_world_process_zero():
         write_report(trainer, metrics, corpus, examples[0], recorded_arguments(command.given))
-    progress.finish_trackers(training)
-    progress.upload_run(training, str(training.output_dir), "Pre-trained")
+    finish_trackers(training)
+    upload_run(training, str(training.output_dir), "Pre-trained")
 
 
 if __name__ == "__main__":

@@ -18,7 +18,6 @@ import logging
 from dataclasses import replace
 from pathlib import Path
 
-from experiments import training as progress
 from experiments.adapters import LoraArguments, check_adapters
 from experiments.arguments import CONFIGURATION, UserError, parse_command, run_script
 from experiments.checkpoints import CheckpointArguments
@@ -34,6 +33,7 @@ from experiments.run_folder import recorded_arguments, trained_length
 from experiments.text import classifier
 from experiments.text.packing import count_tokens
 from experiments.text.tokenizer import check_known
+from experiments.training import announce_run, describe_model, prepare, upload_run
 from experiments.trials import FineTuningArguments, best_trial, check_job, trial_folders
 
 
@@ -46,7 +46,7 @@ def main() -> None:
     command = parse_command(ARGUMENTS, __doc__, recipe, output_dir="runs/classification")
     checkpoint, lora, texts, training = command.groups
     check_adapters(lora, training)
-    progress.prepare(training, command.given)
+    prepare(training, command.given)
     folder, trains = Path(training.output_dir), training.do_train
     is_default = [Path(path).resolve() for path in command.recipes] == [recipe]
     if texts.excerpt_length and trains and is_default and not (training.fit_head or training.calibrate_head):
@@ -84,14 +84,14 @@ def main() -> None:
     finished = job and check_job(folder, job.identity, training, command.paths())
     if only_predicts or finished:
         check_writable(folder, "output_dir")
-    progress.announce_run(
+    announce_run(
         command,
         texts=f"{', '.join(data.columns)} of {', '.join(dict.fromkeys(part.source for part in data.parts.values()))}",
         split=data.held_out or "as given",
         labels=format_names(data.problem.labels) or "numbers",
         inputs="" if texts.excerpt_length else classifier.describe_lengths(splits.values(), collator.max_length or 0),
         run=f"finished, in {folder}" if finished else "",
-        model="" if job else progress.describe_model(model, f"from {checkpoint.model_name_or_path}"),
+        model="" if job else describe_model(model, f"from {checkpoint.model_name_or_path}"),
     )
     frozen = predict_frozen(model, splits, collator, training) if "frozen" in texts.baseline else {}
     baselines = measure_baselines(data, "tfidf" in texts.baseline, frozen)
@@ -109,7 +109,7 @@ def main() -> None:
     if training.should_save:
         print(write_report(folder, results, is_added=only_predicts, predicts="test" in data.parts), end="")
     if job:  # again, with what has been written since
-        progress.upload_run(training, folder, "Evaluated")
+        upload_run(training, folder, "Evaluated")
 
 
 if __name__ == "__main__":

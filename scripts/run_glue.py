@@ -19,7 +19,6 @@ from typing import Any
 
 from tqdm import tqdm
 
-from experiments import training as progress
 from experiments.adapters import LoraArguments, check_adapters
 from experiments.arguments import CONFIGURATION, Command, UserError, parse_command, run_script
 from experiments.checkpoints import CheckpointArguments
@@ -31,6 +30,7 @@ from experiments.model_card import public_name
 from experiments.results import read_json
 from experiments.run_folder import METRICS_FILE, RUN_FILE, recorded_arguments, trained_length
 from experiments.text.classifier import checkpoint_identity
+from experiments.training import announce_run, prepare, upload_run
 from experiments.trials import FineTuningArguments, check_job, read_metrics
 
 
@@ -46,7 +46,7 @@ def main() -> None:
         raise UserError("--push_to_hub pushes one model; give one task.")
     if training.resume_from_checkpoint and len(glue.task_name) > 1:
         raise UserError("--resume_from_checkpoint names one task's; give one task, or leave it out for the newest.")
-    progress.prepare(training, command.given)
+    prepare(training, command.given)
     trained = None if training.do_train else trained_length(checkpoint.model_name_or_path)
     if trained and not command.asks_for("max_seq_length"):
         glue.max_seq_length = command.given["max_seq_length"] = trained
@@ -75,11 +75,11 @@ def run(command: Command) -> None:
         identity = shared | jobs.task_identity(task, command, splits, start)
         if check_job(output / task.name, identity, training, command.paths()) and start:
             logger.info("%s holds %s, finished.", output / task.name, task.title)
-            progress.upload_run(training, output / task.name, f"Fine-tuned on {task.title}")
+            upload_run(training, output / task.name, f"Fine-tuned on {task.title}")
         else:
             waiting[task.name] = {"start": start, "tokenizer": tokenizer, "identity": identity, "splits": splits}
     tests = {name: load_tests(TASKS[name], glue) for name in names if training.do_predict}
-    progress.announce_run(command)
+    announce_run(command)
     silent = len(waiting) < 2 or bool(training.disable_tqdm) or not training.should_log
     done = len(names) - len(waiting)
     for name in tqdm(list(waiting), "Tasks", unit="task", initial=done, total=len(names), disable=silent):

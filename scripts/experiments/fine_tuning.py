@@ -37,7 +37,6 @@ from transformers import EarlyStoppingCallback, EvalPrediction, PreTrainedModel,
 from transformers.trainer_pt_utils import get_model_param_count
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, IntervalStrategy
 
-from experiments import training as progress
 from experiments.adapters import merge_adapters
 from experiments.arguments import UserError
 from experiments.fitted_head import fit_head
@@ -46,6 +45,16 @@ from experiments.plots import SCORE, plot_task_curves
 from experiments.results import describe_environment, write_json
 from experiments.run_folder import METRICS_FILE, check_run_folder, find_checkpoint
 from experiments.trainer import ExperimentTrainer, StepTimer
+from experiments.training import (
+    announce,
+    describe_model,
+    describe_steps,
+    finish_trackers,
+    global_batch,
+    hold_folder,
+    refuse_other_checkpoints,
+    upload_run,
+)
 from experiments.trials import (
     SEVERAL_TRIALS,
     FineTuningArguments,
@@ -158,15 +167,15 @@ def run_job(job: Job, folder: Path, training: FineTuningArguments, started: dict
     """
     trials = plan_trials(folder, training, job.identity)
     is_one = trials[0].folder == folder
-    progress.refuse_other_checkpoints(training, [trial.folder for trial in trials])
+    refuse_other_checkpoints(training, [trial.folder for trial in trials])
     if check_job(folder, job.identity, training):
-        progress.upload_run(training, folder, f"Fine-tuned on {job.title}")
+        upload_run(training, folder, f"Fine-tuned on {job.title}")
         return read_metrics(folder)
     PartialState().wait_for_everyone()  # until all have looked at what is there
     if not is_one and not training.overwrite and training.should_save:
         (folder / METRICS_FILE).unlink(missing_ok=True)  # a summary of fewer trials
     identity = job_identity(training, job.identity)
-    hold = nullcontext() if is_one else progress.hold_folder(training, folder, identity, started)
+    hold = nullcontext() if is_one else hold_folder(training, folder, identity, started)
     is_silent = is_one or bool(training.disable_tqdm) or not training.should_log
     with hold:
         # Of several, those that are still here in spite of --overwrite belong to this very command, cut short, but
@@ -201,7 +210,7 @@ def _run_held(job: Job, trial: Trial, started: dict[str, Any], announces: bool) 
     if "global_batch_size" in trial.values:
         arguments.pop("gradient_accumulation_steps", None)
         arguments["per_device_train_batch_size"] = trial.args.per_device_train_batch_size
-    with progress.hold_folder(trial.args, trial.folder, trial.identity, arguments):
+    with hold_folder(trial.args, trial.folder, trial.identity, arguments):
         run_trial(job, trial, arguments, announces)
 
 
@@ -217,10 +226,10 @@ def run_trial(job: Job, trial: Trial, arguments: dict[str, Any], announces: bool
         calibrate_head(model, job.splits["train"], job.collator, args.device)
     if announces:
         counts = ", ".join(f"{name} {len(examples):,}" for name, examples in job.splits.items())
-        progress.announce(
-            model=progress.describe_model(model, f"from {job.facts['started_from']}"),
+        announce(
+            model=describe_model(model, f"from {job.facts['started_from']}"),
             data=f"{job.title}: {counts} examples",
-            steps=progress.describe_steps(args, len(job.splits["train"])) if takes_steps else "none" * fits_head,
+            steps=describe_steps(args, len(job.splits["train"])) if takes_steps else "none" * fits_head,
         )
     if fits_head:
         fit_head(model, job.splits["train"], job.collator, args)
@@ -259,7 +268,7 @@ def run_trial(job: Job, trial: Trial, arguments: dict[str, Any], announces: bool
             "job": job.name,
             "score": measured["eval_score"],
             **{name: getattr(args, name) for name in ("seed", *values)},
-            "global_batch_size": progress.global_batch(args),
+            "global_batch_size": global_batch(args),
             **job.facts,
             **trained,
             **measured,
@@ -273,8 +282,8 @@ def run_trial(job: Job, trial: Trial, arguments: dict[str, Any], announces: bool
             if metrics:
                 write_json(trial.folder / f"{name}_results.json", metrics)
         _report_trial(job, trial, result, arguments)
-    progress.finish_trackers(args)
-    progress.upload_run(args, trial.folder, f"Fine-tuned on {job.title}")
+    finish_trackers(args)
+    upload_run(args, trial.folder, f"Fine-tuned on {job.title}")
     PartialState().wait_for_everyone()
 
 

@@ -15,11 +15,11 @@ from typing import Any
 
 from transformers.trainer_utils import IntervalStrategy
 
-from experiments import training as progress
 from experiments.arguments import UserError, flag, flag_values, require_at_least
 from experiments.heads import HeadArguments
 from experiments.results import read_json
 from experiments.run_folder import METRICS_FILE, RunIdentity, check_run_folder
+from experiments.training import divide_batch, lies_in, training_identity
 
 
 # What makes several trials of one job, and does not belong to any of them.
@@ -140,8 +140,8 @@ def plan_trials(folder: Path, training: FineTuningArguments, decides: dict[str, 
         args = copy.copy(training)
         vars(args).update(values | {"output_dir": str(folder / name)})
         if training.search:
-            progress.divide_batch(args, values["global_batch_size"])
-        trials.append(Trial(folder / name, values, args, progress.training_identity(args, decides)))
+            divide_batch(args, values["global_batch_size"])
+        trials.append(Trial(folder / name, values, args, training_identity(args, decides)))
     return trials
 
 
@@ -169,12 +169,12 @@ def check_job(
 def holds_checkpoint(trial: Trial) -> bool:
     """Whether --resume_from_checkpoint names one of this trial: others have another seed, or other data."""
     given = trial.args.resume_from_checkpoint
-    return given is not None and progress.lies_in(given, trial.folder)
+    return given is not None and lies_in(given, trial.folder)
 
 
 def job_identity(training: FineTuningArguments, decides: dict[str, Any]) -> RunIdentity:
     """The identity of a job's folder: of several trials it leaves out in what they differ."""
-    identity = progress.training_identity(training, decides | training.head_identity())
+    identity = training_identity(training, decides | training.head_identity())
     if not training.search and training.seeds == 1:
         return identity
     differing = ("learning_rate", "global_batch_size") if training.search else ("seed",)

@@ -427,6 +427,6 @@ def test_the_quick_start_is_for_a_command_without_arguments(monkeypatch, argv, s
         raise InterruptedError
 
     monkeypatch.setattr(sys, "argv", ["pretrain_mlm.py", *argv])
-    monkeypatch.setattr(pretrain_mlm.progress, "prepare", prepare)
+    monkeypatch.setattr(pretrain_mlm, "prepare", prepare)
     with pytest.raises(InterruptedError):
         pretrain_mlm.main()

@@ -19,7 +19,7 @@ from datasets import Dataset
 from filelock import FileLock
 from transformers import BertConfig, BertForSequenceClassification, ModernBertConfig, ModernBertForMaskedLM
 
-from experiments import fine_tuning, training, trials
+from experiments import fine_tuning, trials
 from experiments.arguments import UserError
 from experiments.checkpoints import CheckpointArguments, start_classifier
 from experiments.fine_tuning import (
@@ -637,7 +637,7 @@ def test_deepspeed_is_refused_before_anything_is_read(tmp_path, monkeypatch):
 
 def test_every_trial_is_a_run_in_trackers(tmp_path, monkeypatch):
     ended = []
-    monkeypatch.setattr(training, "finish_trackers", lambda args: ended.append(args.run_name))
+    monkeypatch.setattr(fine_tuning, "finish_trackers", lambda args: ended.append(args.run_name))
     run(tmp_path / "run", seeds=2, run_name="mine")
     run(tmp_path / "one")
     assert ended == ["mine bytes seed 3", "mine bytes seed 4", "bytes seed 3"]

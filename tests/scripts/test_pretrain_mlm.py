@@ -22,6 +22,7 @@ from experiments import models, training
 from experiments.arguments import UserError, parse_command, run_script
 from experiments.run_folder import find_checkpoint
 from experiments.text.masked_lm import MaskedLMTrainer
+from experiments.text.pretraining import check_stages, run_identity
 from modeling_sktformer import SKTformerForMaskedLM, load_preset
 from support.glue_rows import files_below
 from support.processes import run_on_processes
@@ -228,7 +229,7 @@ def test_what_is_masked_and_read_makes_another_run(recipe, monkeypatch):
 
     def identity(**changes):
         vars(command.groups[2]).update(before | changes)
-        return pretrain_mlm.run_identity(command, corpus).values
+        return run_identity(command, corpus).values
 
     changes = {name: not value if isinstance(value, bool) else f"not {value}" for name, value in before.items()}
     same = {name for name, value in changes.items() if identity(**{name: value}) == identity()}
@@ -624,9 +625,9 @@ def test_what_is_read_and_made_makes_another_run(recipe, group, name, value):
     command = parse_command(pretrain_mlm.ARGUMENTS, argv=["--recipe", str(recipe)])
     command.groups[3].do_train = True
     corpus: Any = types.SimpleNamespace(fingerprint="text")
-    before = pretrain_mlm.run_identity(command, corpus)
+    before = run_identity(command, corpus)
     setattr(command.groups[group], name, value)
-    assert pretrain_mlm.run_identity(command, corpus) != before
+    assert run_identity(command, corpus) != before
 
 
 def test_a_run_goes_on_from_the_checkpoint_that_is_named(tmp_path, recipe, monkeypatch):
@@ -640,5 +641,5 @@ def test_a_run_goes_on_from_the_checkpoint_that_is_named(tmp_path, recipe, monke
 def test_a_stream_is_not_read_by_one_process_for_all(recipe):
     command = parse_command(pretrain_mlm.ARGUMENTS, argv=["--recipe", str(recipe), "--streaming", "--do_train"])
     model, corpus, _, training_arguments = command.groups
-    pretrain_mlm.check_stages(training_arguments, model, corpus)
+    check_stages(training_arguments, model, corpus)
     assert training_arguments.accelerator_config.dispatch_batches is False

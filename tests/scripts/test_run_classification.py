@@ -650,7 +650,9 @@ def test_dollars_in_names_are_no_formulas(run, files, tmp_path):
 def test_a_run_is_uploaded_again_with_its_report(run, files, monkeypatch):
     seen: list = []
     monkeypatch.setattr(
-        training, "upload_run", lambda _, folder, message: seen.append((message, (folder / "report.md").is_file()))
+        run_classification,
+        "upload_run",
+        lambda _, folder, message: seen.append((message, (folder / "report.md").is_file())),
     )
     run("--train_file", files / "train.csv", epochs=1)
     assert seen[-1] == ("Evaluated", True)
