@@ -147,7 +147,8 @@ class _StageRuns:
             if case.minutes and "max_steps" not in flag_values(self.rows[name])
         ]
         if runs:
-            self.execute([run for _, run in runs], f"{self.stage.folder}, times of steps", at_once=1)
+            timed = [replace(run, arguments=(*run.arguments, *self.stage.timed_flags)) for _, run in runs]
+            self.execute(timed, f"{self.stage.folder}, times of steps", at_once=1)
         taken: list[tuple[str, str]] = []  # the row and what it was timed with
         for key, run in runs:
             metrics = read_json(run.result)

@@ -138,6 +138,7 @@ class Stage:
     label: str = "score (%)"  # of that measure in a picture of scores
     only: tuple[str, ...] | None = None  # the names of the rows that are compared, where not all are
     run_flags: tuple[str, ...] = ()  # further ones of all runs
+    timed_flags: tuple[str, ...] = ()  # and, behind these, of the short ones that tell how long a step takes
     floors: tuple[str, ...] = ()  # rows that need no training: the table says which others are no better, and where
     # What is drawn: scores by case, where there is a mean of them; else scores of the first measures by row, as many
     # as this says; else these curves, for each case.
