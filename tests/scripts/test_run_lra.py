@@ -809,7 +809,7 @@ def test_rows_of_tables_parse(name):
                 assert row_name
                 assert training.load_best_model_at_end
     assert {"length", "test examples"} <= {measure.title for measure in table.stages[-1].measures}
-    assert table.text.format(*(stage.recipe() for stage in table.stages), data="")
+    assert table.text.format(*(stage.recipe() for stage in table.stages), data="", minutes=table.minutes)
 
 
 def test_a_run_is_uploaded_when_all_is_written(run, monkeypatch):
