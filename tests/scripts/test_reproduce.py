@@ -411,18 +411,20 @@ def test_steps_are_timed_alone_and_trained_at_once(make, stage, tmp_path, monkey
     started = []
 
     def execute(runs, launcher, title, tolerated=None, at_once=1):
-        started.append((title, at_once))
+        started.append((title, at_once, all(run.arguments[-2:] == ("--brief", "1") for run in runs)))
         execute_runs(runs, launcher, title, tolerated, at_once)
 
     execute_runs = execution.execute_runs
     monkeypatch.setattr(execution, "execute_runs", execute)
-    stage = replace(stage, cases=(Case("half a minute", "books", minutes=0.5),), search_steps=10)
+    cases = (Case("half a minute", "books", minutes=0.5),)
+    stage = replace(stage, cases=cases, search_steps=10, timed_flags=("--brief", "1"))
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(execution, "available_cores", lambda: 8)
     text, results = make([stage], "--parallel_runs", 2)
     assert os.environ.pop("OMP_NUM_THREADS") == "4"  # of all of them
-    # The first two show whether steps take what they took.
-    assert started == [("first, learning rates", 2), ("first, times of steps", 1), ("first", 2), ("first", 2)]
+    # The first two show whether steps take what they took; what is timed alone has flags of its own.
+    trained = ("first", 2, False)
+    assert started == [("first, learning rates", 2, False), ("first, times of steps", 1, True), trained, trained]
     # The time is that of the short runs, and not of trainings beside which others ran.
     assert cells(text, "ours")[2] == "10100"
     assert results["columns"][2]["values"]["ours"] == [10_100]

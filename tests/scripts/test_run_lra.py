@@ -765,7 +765,9 @@ def test_rows_of_equal_time_are_timed_without_evaluations_and_evaluated_ten_time
         assert case.minutes == 20
         for of_run, steps in ((case.timed(), 40), (case.in_steps(600), 2000)):
             argv = [*planner.plan(row, of_run, 1e-3).arguments, "--use_cpu", "--output_dir", str(tmp_path)]
-            training = parse_command(run_lra.ARGUMENTS, argv=argv).groups[-1]
+            argv += stage.timed_flags if steps == 40 else ()
+            _, reading, training = parse_command(run_lra.ARGUMENTS, argv=argv).groups
+            assert {reading.max_eval_samples, reading.max_predict_samples} == {1 if steps == 40 else None}
             plan_trials(tmp_path, training, {})
             assert (training.max_steps, training.load_best_model_at_end) == (steps, steps == 2000)
             assert training.eval_strategy == ("steps" if steps == 2000 else "no")

@@ -1,4 +1,4 @@
-"""The tables of Long Range Arena: the tasks, learning curves, noise, the paper's analyses and self-pretraining."""
+"""The tables of Long Range Arena: tasks, learning curves, equal time, noise, analyses and self-pretraining."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -126,7 +126,10 @@ def _equal_time(task: str) -> Table:
         "Each row trains for {minutes:g} minutes: as many of its own steps as fit into the time, with a schedule of "
         "that length. "
     )
-    median = "- Where lengths differ, so do the times of steps, of which the median counts."
+    median = (
+        "- Where lengths differ, so do the times of steps, of which the median counts. In batches of like lengths the "
+        "steps that are timed are longer ones, which costs an encoder the more steps, the faster its cost grows."
+    )
     return replace(table, text=text + table.text, notes=(*_NOTES, HOW_TIMED, median))
 
 

@@ -85,7 +85,7 @@ class Case:
         return "-".join(map(str, filter(None, (self.name, budget))))
 
     def timed(self, threads: str = "") -> "Case":
-        """The short run that tells how long a step takes with so many threads, in which nothing else is done."""
+        """The short run that tells how long a step takes with so many threads, and is not measured on the way."""
         name = "-".join(filter(None, (self.name, "timed", threads and f"{threads}threads")))
         flags = (*self.flags, "--eval_strategy", "no", "--save_strategy", "no", "--load_best_model_at_end", "false")
         return replace(self, name=name, flags=flags, max_steps=_TIMED_STEPS, minutes=None)
@@ -138,7 +138,7 @@ class Stage:
     label: str = "score (%)"  # of that measure in a picture of scores
     only: tuple[str, ...] | None = None  # the names of the rows that are compared, where not all are
     run_flags: tuple[str, ...] = ()  # further ones of all runs
-    timed_flags: tuple[str, ...] = ()  # and, behind these, of the short ones that tell how long a step takes
+    timed_flags: tuple[str, ...] = ()  # behind all others, of the short runs that tell how long a step takes
     floors: tuple[str, ...] = ()  # rows that need no training: the table says which others are no better, and where
     # What is drawn: scores by case, where there is a mean of them; else scores of the first measures by row, as many
     # as this says; else these curves, for each case.

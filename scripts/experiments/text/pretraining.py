@@ -12,7 +12,7 @@ from experiments.training import RunArguments, training_identity
 
 
 def check_stages(training: RunArguments, model: ModelArguments, corpus: CorpusArguments) -> None:
-    """Refuse combinations that would train something else than what was asked, or nothing at all."""
+    """Refuse what would train something else than what was asked, or nothing; of a stream processes read shards."""
     if training.do_predict:
         raise UserError("--do_predict is for labels, which pre-training has none of; leave it out.")
     if not training.do_train and not model.model_name_or_path:
